@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from . import storage
@@ -14,34 +14,26 @@ from .layouts import compute_dtype, dense_strides, is_wrapper, same_order
 from .messages import instance
 from .states import slot_shapes
 
-_layout = operator.attrgetter("dtype", "device", "shape")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _IN_PLACE_OF_MASTERS = {  # by the weight's dtype: dtypes of split masters, in place of a full copy
     weight: [kind for kind in (torch.int16, torch.int8) if storage.kind_of(weight, kind) is not None] for weight in DTYPES
 }
 
 
-def first_alike(*columns: Sequence[Any]) -> list[int]:
-    """Return for each row of tensors the first row of the same kinds, which pass the same checks; None is a kind, too."""
-    first: dict[Any, int] = {}
-    try:
-        return [first.setdefault(kinds, i) for i, kinds in enumerate(zip(*map(_kinds, columns), strict=True))]
-    except (AttributeError, RuntimeError, TypeError):  # not a tensor, or a tensor without strides
-        return list(range(len(columns[0])))
-
-
-def _kinds(tensors: Sequence[Any]) -> Iterable[Any]:
-    if type(None) in map(type, tensors):
-        return [None if tensor is None else (type(tensor), _layout(tensor), tensor.stride()) for tensor in tensors]
-    return zip(map(type, tensors), map(_layout, tensors), map(torch.Tensor.stride, tensors), strict=True)
+def one_of_each_storage(tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> list[torch.Tensor]:
+    """Return of the tensors that have elements, at these addresses, one in each storage."""
+    offsets: list[Any] = list(map(torch.Tensor.storage_offset, tensors))
+    storages = addresses
+    if any(offsets):  # of the storage, without an object for it, which would stay alive
+        sizes = map(torch.Tensor.element_size, tensors)
+        storages = [address - offset * size for address, offset, size in zip(addresses, offsets, sizes, strict=True)]
+    found = dict(zip(storages, zip(tensors, addresses, strict=True), strict=True))
+    return [tensor for tensor, address in found.values() if address]
 
 
 def check_tensors(rule: Rule | TensorRule, name: str, weight: Any, states: Sequence[Any], master: Any) -> None:
     _check_plain(name, weight)
-    if weight.is_inference():
-        raise ValueError(
-            f"{name} was made under torch.inference_mode(), where autograd is not told of changes: make it outside"
-        )
+    check_not_inference(name, weight)
     if len(states) != len(rule.slots):
         raise ValueError(
             f"the state of {name} has {len(states)} tensors: rule {rule.name!r} has {len(rule.slots)} "
@@ -76,6 +68,13 @@ def check_tensors(rule: Rule | TensorRule, name: str, weight: Any, states: Seque
         raise ValueError(f"{slot} of {name} {words}")
 
 
+def check_not_inference(name: str, weight: torch.Tensor) -> None:
+    if weight.is_inference():
+        raise ValueError(
+            f"{name} was made under torch.inference_mode(), where autograd is not told of changes: make it outside"
+        )
+
+
 def allowed_types(rule: Rule | TensorRule, weight: torch.dtype, shape: torch.Size) -> tuple[tuple[torch.dtype, ...], ...]:
     """Return for each slot of a rule, and last for the master, the allowed dtypes, the default first."""
     usual = (compute_dtype(weight),)
@@ -98,25 +97,27 @@ def companions_of(
     return pairs if master is None else [*pairs, (master, weight.shape)]
 
 
-def check_memory_of_all(names: Iterable[str], tensors: Sequence[Any]) -> None:
+def addresses_of(names: Iterable[str], tensors: Sequence[Any]) -> list[int]:
+    """Return the addresses of tensors, 0 for None, after `check_memory`."""
     try:
-        if 0 not in map(torch.Tensor.data_ptr, tensors):
-            return
+        addresses = list(map(torch.Tensor.data_ptr, tensors))
+        if 0 not in addresses:
+            return addresses
     except (RuntimeError, TypeError):  # a tensor without memory, or None
         pass
-    for name, tensor in zip(names, tensors, strict=True):
-        if tensor is not None:
-            check_memory(name, tensor)
+    return [0 if tensor is None else check_memory(name, tensor) for name, tensor in zip(names, tensors, strict=True)]
 
 
-def check_memory(name: str, tensor: Any) -> None:
-    """Raise TypeError or ValueError for a tensor that has elements but no memory."""
+def check_memory(name: str, tensor: Any) -> int:
+    """Return a tensor's address. Raise TypeError or ValueError for one that has elements but no memory."""
+    if not (isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided):
+        return 0
     try:
-        address = tensor.data_ptr() if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided else 1
+        address = tensor.data_ptr()
     except RuntimeError:
         address = 0
     if address or not tensor.numel() or tensor.device.type == "meta":  # no meta tensor has memory
-        return
+        return address
     if is_wrapper(tensor):
         raise TypeError(f"{name} is a {type(tensor).__name__}, made of other tensors: rule updates take plain ones")
     raise ValueError(
@@ -143,6 +144,26 @@ def check_gradient(name: str, weight: torch.Tensor, gradient: Any) -> None:
         )
 
 
+def sizes_of(first: Sequence[int], columns: Sequence[Sequence[Any]]) -> np.ndarray:
+    """Return how many bytes each tensor reaches over, [n_columns, n]; 0 for None.
+
+    `first` has for each row the first one that is alike.
+    """
+    places = {i: k for k, i in enumerate(set(first))}
+    sizes = [[0 if column[i] is None else _bytes(column[i]) for i in places] for column in columns]
+    of_kinds = np.array(sizes, dtype=np.int64).reshape(len(columns), len(places))
+    return of_kinds[:, [places[i] for i in first]] if places else of_kinds
+
+
+def are_apart(starts: np.ndarray, sizes: np.ndarray) -> bool:
+    """Return whether spans of memory on one device do not overlap; tensors whose spans do may yet share no byte."""
+    taken = (sizes > 0) & (starts != 0)
+    starts, sizes = starts[taken], sizes[taken]
+    order = starts.argsort()
+    starts, ends = starts[order], (starts + sizes)[order]
+    return bool((starts[1:] >= ends[:-1]).all())
+
+
 def check_apart(written: Sequence[tuple[str, torch.Tensor]], read: Sequence[tuple[str, torch.Tensor]] = ()) -> None:
     """Raise ValueError if a tensor that a step writes shares memory with another one.
 
@@ -153,7 +174,7 @@ def check_apart(written: Sequence[tuple[str, torch.Tensor]], read: Sequence[tupl
     spans: dict[torch.device, list[tuple[int, int, int]]] = {}  # first byte, the byte after the last, place in `named`
     for i, (_, tensor) in enumerate(named):
         if tensor.numel() and tensor.device.type != "meta" and (start := tensor.data_ptr()):
-            spans.setdefault(tensor.device, []).append((start, start + _span(tensor) * tensor.element_size(), i))
+            spans.setdefault(tensor.device, []).append((start, start + _bytes(tensor), i))
     for on_device in spans.values():
         reaching: list[tuple[int, int, int]] = []  # of those that begin before, all that end behind the next one's start
         for start, end, i in sorted(on_device):
@@ -173,12 +194,18 @@ def _span(tensor: torch.Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
+def _bytes(tensor: torch.Tensor) -> int:
+    if tensor.is_contiguous():
+        return tensor.nbytes
+    return _span(tensor) * tensor.element_size() if tensor.numel() else 0
+
+
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors whose spans overlap share a byte; columns of one matrix do not."""
     if one.numel() == _span(one) and other.numel() == _span(other):
         return True
     start = min(one.data_ptr(), other.data_ptr())
-    end = max(tensor.data_ptr() + _span(tensor) * tensor.element_size() for tensor in (one, other))
+    end = max(tensor.data_ptr() + _bytes(tensor) for tensor in (one, other))
     taken = torch.zeros(end - start, dtype=torch.bool, device="cpu")
 
     def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -17,18 +17,21 @@ from torch.autograd.graph import increment_version
 
 Reference = Callable[[], "torch.Tensor | None"]  # a weak reference, or `_missing`
 
-_data_ptr, _stride, _numel = torch.Tensor.data_ptr, torch.Tensor.stride, torch.Tensor.numel
+_data_ptr, _stride, _numel, _dim = torch.Tensor.data_ptr, torch.Tensor.stride, torch.Tensor.numel, torch.Tensor.dim
 _dtype, _device, _shape = map(operator.attrgetter, ("dtype", "device", "shape"))
 _version = operator.attrgetter("_version")
 
 
 class PointerGuard:
-    """Detects tensors whose data pointers or strides have changed, as when a matrix is transposed in place."""
+    """Detects tensors whose data pointers or strides have changed, as when a matrix is transposed in place.
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._pointers = list(map(_data_ptr, tensors))
+    `pointers`: the data pointers, if they are known.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], pointers: list[int] | None = None) -> None:
+        self._pointers = list(map(_data_ptr, tensors)) if pointers is None else pointers
         # A vector that keeps its pointer keeps its stride, so only tensors with more dimensions are compared.
-        self._multidimensional = [i for i, tensor in enumerate(tensors) if tensor.dim() > 1]
+        self._multidimensional = list(compress(range(len(tensors)), map((1).__lt__, map(_dim, tensors))))
         self._strides = [tensors[i].stride() for i in self._multidimensional]
 
     def passes(self, tensors: Sequence[torch.Tensor]) -> bool:
@@ -47,7 +50,7 @@ class GradLayouts:
 
     def __init__(self, gradients: Sequence[torch.Tensor], own: bool) -> None:
         self._own, self._layouts = own, _layouts(gradients, own)
-        self._single = [i for i, gradient in enumerate(gradients) if gradient.numel() == 1]
+        self._single = list(compress(range(len(gradients)), map((1).__eq__, map(_numel, gradients))))
 
     def pointers(self, gradients: Sequence[Any], own: bool, present: Sequence[bool] | None = None) -> np.ndarray | None:
         """Return the data pointers of these gradients, int64 [n], or None if a layout, or `own`, differs from before.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from .parts import Parts
 from .states import PerTensorStates
 
 WEIGHT, GRADIENT, FIRST_STATE = 0, 1, 2  # rows of `addresses`; the states follow, then the masters if any, then `Parts`
-_data_ptr = torch.Tensor.data_ptr
+_data_ptr, _stride, _is_neg = torch.Tensor.data_ptr, torch.Tensor.stride, torch.Tensor.is_neg
 
 
 class Launch:
@@ -108,11 +109,7 @@ class Launch:
             strides = [torch.empty(weight.shape, device="meta").stride() for weight in weights]
         else:
             strides = list(map(dense_strides, weights))
-        self.copied = [
-            k
-            for k, (weight, order) in enumerate(zip(weights, strides, strict=True))
-            if weight.is_neg() or (weight.stride() != order and _differs(weight, order))
-        ]
+        self.copied = _not_in_order(weights, strides)
         self.weights = list(weights)
         for k in self.copied:
             empty = partial(torch.empty_strided, dtype=self.weight_dtype, device=self.device)
@@ -130,7 +127,7 @@ class Launch:
             self.addresses[-1] = _addresses_of(masters)
         if self.parts is not None:
             self.addresses = np.concatenate([self.addresses, self.parts.addresses()])
-        self.sizes = np.array([weight.numel() for weight in weights], dtype=np.int64)
+        self.sizes = np.array(list(map(torch.Tensor.numel, weights)), dtype=np.int64)
         self.n_elements = int(self.sizes.sum())
         self.tile = self.tile_for(self.n_elements, any(kind in storage.PACKED for kind in types))
         self.tiles = tiles_of(self.sizes, self.tile)
@@ -198,22 +195,21 @@ class Launch:
 
     def bind(self, gradients: Sequence[torch.Tensor | None], references: Sequence[Any]) -> None:
         """Bind the gradients of the update, or None, by their addresses and weak references; copy them where not dense."""
-        addresses = []
-        self.sources, self.gradients = [], []
-        for i, weight in zip(self.indices, self.weights, strict=True):
-            gradient, bound, order = gradients[i], references[i], weight.stride()
-            if gradient is None:
-                bound = None
-                addresses.append(0)
-            else:
-                if gradient.is_neg() or (gradient.stride() != order and _differs(gradient, order)):
-                    with torch.inference_mode(False):
-                        dense = torch.empty_strided(weight.shape, order, dtype=gradient.dtype, device=gradient.device)
-                    self.sources.append((dense, bound))
-                    gradient, bound = dense, partial(itself, dense)
-                addresses.append(gradient.data_ptr())
-            self.gradients.append(bound)
-        self.addresses[GRADIENT] = addresses
+        given = gradients if isinstance(self.rows, slice) else [gradients[i] for i in self.indices]
+        self.gradients = list(references) if isinstance(self.rows, slice) else [references[i] for i in self.indices]
+        self.sources, missing = [], [k for k, gradient in enumerate(given) if gradient is None]
+        present: list[Any] = list(given)
+        for k in missing:
+            present[k] = self.weights[k]
+        self.addresses[GRADIENT] = _addresses_of(present)
+        for k in _not_in_order(present, list(map(_stride, self.weights))):
+            gradient, order = present[k], self.weights[k].stride()
+            with torch.inference_mode(False):
+                dense = torch.empty_strided(gradient.shape, order, dtype=gradient.dtype, device=gradient.device)
+            self.sources.append((dense, self.gradients[k]))
+            self.addresses[GRADIENT, k], self.gradients[k] = dense.data_ptr(), partial(itself, dense)
+        for k in missing:
+            self.addresses[GRADIENT, k], self.gradients[k] = 0, None
 
     def rebind(self, pointers: np.ndarray, references: Sequence[Reference | None]) -> None:
         """Take new addresses, 0 for a missing gradient; the gradients must differ from the bound ones in nothing else."""
@@ -312,6 +308,7 @@ class Launch:
 def group_keys(
     rule: Rule | TensorRule,
     first: Sequence[int],
+    addresses: np.ndarray,
     weights: Sequence[torch.Tensor],
     gradients: Sequence[torch.Tensor | None],
     states: Sequence[tuple[torch.Tensor, ...]],
@@ -319,12 +316,11 @@ def group_keys(
 ) -> list[tuple[Any, ...]]:
     """Return for each weight what it must share with others of a launch: device, dtypes, alignment, rule, and `in_matrices`.
 
-    `first` has for each weight the first one that is alike in all but its addresses.
+    `first` has for each weight the first one that is alike in all but its `addresses`, which have a row for the weights, the
+    gradients, each slot of the rule, and the masters.
     """
-    columns = [weights, gradients, *zip(*states, strict=True), masters]
-    # A tensor whose strides differ from the weight's is copied, and fresh memory is aligned.
-    addresses = [[0 if tensor is None else tensor.data_ptr() for tensor in column] for column in columns]
-    aligned = np.bitwise_or.reduce(np.array(addresses, dtype=np.int64)) & 15 == 0
+    # Numbers for each tensor are not vectors. A tensor whose strides differ from the weight's is copied to aligned memory.
+    aligned = np.bitwise_or.reduce(addresses[[*range(FIRST_STATE + len(rule.state)), -1]]) & 15 == 0
     keys: dict[Any, tuple[Any, ...]] = {}
     for i, is_aligned in set(zip(first, aligned.tolist(), strict=True)):
         weight, gradient, master = weights[i], gradients[i], masters[i]
@@ -333,10 +329,10 @@ def group_keys(
             weight.device,
             weight.dtype,
             weight.dtype if gradient is None else gradient.dtype,
-            (*(state.dtype for state in states[i]), None if master is None else master.dtype),
+            (*(state.dtype for state in states[i][: len(rule.state)]), None if master is None else master.dtype),
             is_aligned or isinstance(rule_of_shape, TensorRule),  # torch takes any address
             rule_of_shape,
-            in_matrices(rule, weight, states[i]),
+            in_matrices(rule, weight, states[i][: len(rule.state)]),
         )
     return [keys[kind] for kind in zip(first, aligned.tolist(), strict=True)]
 
@@ -371,5 +367,11 @@ def _addresses_of(tensors: Sequence[torch.Tensor]) -> list[int]:
     return list(map(_data_ptr, tensors))
 
 
-def _differs(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:
-    return not same_order(tensor.shape, tensor.stride(), strides)
+def _not_in_order(tensors: Sequence[torch.Tensor], strides: Sequence[tuple[int, ...]]) -> list[int]:
+    """Return the places of tensors that cannot be walked in the order that these strides have."""
+    own = list(map(_stride, tensors))
+    odd = set(compress(range(len(tensors)), map(_is_neg, tensors)))
+    if own != strides:
+        rows = enumerate(zip(tensors, own, strides, strict=True))
+        odd |= {k for k, (tensor, a, b) in rows if a != b and not same_order(tensor.shape, a, b)}
+    return sorted(odd)

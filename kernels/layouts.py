@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+_layout = operator.attrgetter("dtype", "device", "shape")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)  # asked first, because there are many
 
 
@@ -55,3 +57,30 @@ def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
 def is_wrapper(tensor: Any) -> bool:
     """Return whether the tensor wraps other tensors, as a DTensor does, and has no memory itself."""
     return type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor)
+
+
+def wrappers(tensors: Sequence[Any]) -> list[Any]:
+    """Return the tensors that wrap other tensors."""
+    kinds = set(map(type, tensors)).difference(_PLAIN)
+    return [tensor for tensor in tensors if type(tensor) in kinds and is_wrapper(tensor)] if kinds else []
+
+
+def first_alike(*columns: Sequence[Any], also: Sequence[Any] = ()) -> list[int]:
+    """Return for each row of tensors the first row of the same kinds, which pass the same checks; None is a kind, too.
+
+    `also`: other things that must be equal.
+    """
+    first: dict[Any, int] = {}
+    kinds = [kind for column in columns for kind in _kinds(column)] + ([also] if also else [])
+    try:
+        return [first.setdefault(each, i) for i, each in enumerate(zip(*kinds, strict=True))]
+    except (AttributeError, RuntimeError, TypeError):  # not a tensor, or a tensor without strides
+        return list(range(len(columns[0])))
+
+
+def _kinds(tensors: Sequence[Any]) -> list[Iterable[Any]]:
+    if type(None) not in (types := set(map(type, tensors))):
+        return [map(type, tensors), map(_layout, tensors), map(torch.Tensor.stride, tensors)]
+    if len(types) == 1:  # None for all
+        return []
+    return [(None if each is None else (type(each), _layout(each), each.stride()) for each in tensors)]

@@ -14,7 +14,7 @@ import torch
 
 from . import storage, streams
 from .language import Rule, TensorRule
-from .layouts import compute_dtype, dense_strides, same_order
+from .layouts import compute_dtype, dense_strides, first_alike, same_order
 
 PACK_FROM = 4096  # elements; small tensors, such as biases and norms, save little memory and are sensitive to rounding
 ALIGNMENT = 64  # bytes between the starts of two tensors of an arena: one vector register of any CPU, four of a GPU
@@ -119,17 +119,17 @@ def _columns(
 ) -> list[list[torch.Tensor]]:
     """Return for each state the tensors of all weights; weights of equal kinds are served together."""
     kinds: dict[Any, list[int]] = {}
-    for i, weight in enumerate(weights):
-        kind = compute_dtype(weight.dtype)
-        narrow = state_type(weight, dtype) if kind == torch.float32 else None
-        kinds.setdefault((weight.device, narrow or kind, weight.shape, weight.stride()), []).append(i)
+    for i, like in enumerate(first_alike(weights)):
+        kinds.setdefault(like, []).append(i)
     arenas: dict[Any, list[Any]] = {}  # by device and dtype: the members of a kind, and the layout of their states
-    for (device, kind, shape, _), members in kinds.items():
+    for i, members in kinds.items():
+        weight = weights[i]
+        kind = compute_dtype(weight.dtype)
+        kind = (state_type(weight, dtype) if kind == torch.float32 else None) or kind
+        layout: Any = weight.shape, dense_strides(weight)
         if storage.is_packed(kind):
-            layout: Any = (storage.packed_size(shape.numel(), kind),), (1,)
-        else:
-            layout = shape, dense_strides(weights[members[0]])
-        arenas.setdefault((device, kind), []).append((members, *layout))
+            layout = (storage.packed_size(weight.numel(), kind),), (1,)
+        arenas.setdefault((weight.device, kind), []).append((members, *layout))
     columns: list[list[Any]] = [[None] * len(weights) for _ in range(n_states)]
     for (device, kind), stacks in arenas.items():
         for column in columns:

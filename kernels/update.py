@@ -14,18 +14,22 @@ from torch.autograd.graph import increment_version
 from . import storage
 from .backends import choose_engine, engine_for, launch_class
 from .checks import (
+    addresses_of,
     allowed_types,
+    are_apart,
     check_apart,
     check_gradient,
-    check_memory_of_all,
+    check_not_inference,
     check_tensors,
     companions_of,
-    first_alike,
+    one_of_each_storage,
+    sizes_of,
 )
 from .graphs import RecordedUpdate, current_recording
 from .guards import GradLayouts, PointerGuard, Reference, gradient_references
 from .language import Rule, TensorRule
-from .launch import Launch, group_keys, in_matrices
+from .launch import FIRST_STATE, WEIGHT, Launch, group_keys, in_matrices
+from .layouts import first_alike
 from .messages import instance
 from .metrics import MetricsBuffer
 from .reductions import reduce_nothing, run_reduction, run_reductions
@@ -52,6 +56,8 @@ class Update:
         grad_scale_and_skip: float32 tensor [2], read on the device at every step: a factor for all gradients, applied in
             addition to rescale_grad, and a flag that skips the step if it is not 0. None (default) means 1 and 0.
         zero_grads: fill the gradients with zeros in the same pass, also when the step is skipped. Default: False.
+        alike: for each weight the first one that is alike, as are its states and its master, if that is known.
+        watches_all: notice also if a state or a master gets other memory through `.data`. Default: False.
 
     Attributes:
         hyper: float64 array [n_weights, 1 + n_hyper (+ 1 with a seed)]: rescale_grad, the rule's hyper-parameters, and the
@@ -87,6 +93,8 @@ class Update:
         seed: int | storage.CodesOnly | None = None,
         grad_scale_and_skip: torch.Tensor | None = None,
         zero_grads: bool = False,
+        alike: Sequence[int] | None = None,
+        watches_all: bool = False,
     ) -> None:
         instance("rule", rule, (Rule, TensorRule), "made with @rule or @tensor_rule")
         if isinstance(rule, Rule) and rule.parts is not None:
@@ -109,7 +117,9 @@ class Update:
         self._groups: list[Launch] = []
         self._keys: list[Any] = []  # the group key of each weight
         self._shapes: list[torch.Size] = []
-        self._guard: PointerGuard | None = None  # of the weights, and of one tensor per storage of the states
+        self._watched: list[torch.Tensor] = []  # the weights, and all states and masters or one of each storage
+        self._watches_all = watches_all
+        self._guard: PointerGuard | None = None
         # The bound gradients: references, a guard of those that are not None, and the layouts of all.
         self._references: list[Reference] | None = None
         self._gradient_guard: PointerGuard | None = None
@@ -132,22 +142,18 @@ class Update:
         for what, count in counts.items():
             if count != len(self.weights):
                 raise ValueError(f"{count} {what} for {len(self.weights)} weights: there must be as many")
+        self._alike = alike  # until `bind`
         devices: set[torch.device] = set()
-        for i, first in enumerate(self._first_alike()):  # weights of equal kinds are checked once
+        for i in sorted(set(self._first_alike() if alike is None else alike)):  # weights of equal kinds are checked once
             name, weight, row, master = self._names[i], self.weights[i], self.states[i], self.masters[i]
-            if first == i or weight.is_inference():
-                check_tensors(rule, name, weight, row, master)
-                if weight.device not in devices:
-                    choose_engine(weight.device, engine)
-                devices.add(weight.device)
-        # Aliases keep their memory if somebody assigns to the original's `.data`. They move only together with their
-        # storage, as by share_memory_(), so it is enough to watch one tensor of each storage.
-        self._states = [tuple(map(torch.Tensor.detach, row)) for row in self.states]
-        self._masters = [None if master is None else master.detach() for master in self.masters]
-        companions = [*itertools.chain.from_iterable(self._states), *_present(self._masters)]
-        # The address of the storage, without an object for it that would stay alive.
-        anchors = {t.data_ptr() - t.storage_offset() * t.element_size(): t for t in companions if t.numel()}
-        self._watched = [*self.weights, *anchors.values()]
+            check_tensors(rule, name, weight, row, master)
+            if weight.device not in devices:
+                choose_engine(weight.device, engine)
+            devices.add(weight.device)
+        for name, weight in itertools.compress(
+            zip(self._names, self.weights, strict=True), map(torch.Tensor.is_inference, self.weights)
+        ):
+            check_not_inference(name, weight)
 
     @property
     def hyper(self) -> np.ndarray:
@@ -298,13 +304,18 @@ class Update:
         if plain:  # a weight that never had a gradient is grouped as if its gradient had the weight's dtype
             pairs = zip(self.weights, gradients, strict=True)
             like = [weight if gradient is None else gradient for weight, gradient in pairs]
-            if all(tensor.dtype == key[2] for tensor, key in zip(like, self._keys, strict=True)):
+            if [tensor.dtype for tensor in like] == [key[2] for key in self._keys]:
                 self._layouts = GradLayouts(like, own)
 
     def _bind(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        check_memory_of_all(self._names, self.weights)
-        check_memory_of_all((f"the gradient of {name}" for name in self._names), gradients)
-        first = self._first_alike(gradients)
+        addresses = [
+            addresses_of(self._names, self.weights),
+            addresses_of((f"the gradient of {name}" for name in self._names), gradients),
+        ]
+        if self._alike is None:
+            first = self._first_alike(gradients)
+        else:
+            first, self._alike = first_alike(self.weights, gradients, also=self._alike), None
         kinds = sorted(set(first))
         for i in kinds:
             name, weight, gradient = self._names[i], self.weights[i], gradients[i]
@@ -320,22 +331,32 @@ class Update:
                     raise ValueError(f"{name} is on {weight.device}, its state on {tensor.device}: must be on one device")
         shape_of = {i: self.weights[i].shape for i in kinds}
         shapes = list(map(shape_of.__getitem__, first))
-        states = [row[: len(self.rule.state)] for row in self.states]
-        keys = group_keys(self.rule, first, self.weights, gradients, states, self.masters)
+        companions = [*zip(*self.states, strict=True), self.masters]
+        addresses += [list(map(torch.Tensor.data_ptr, column)) for column in companions[:-1]]
+        addresses.append([0 if master is None else master.data_ptr() for master in self.masters])
+        starts = np.array(addresses, dtype=np.int64).reshape(len(addresses), len(first))
+        keys = group_keys(self.rule, first, starts, self.weights, gradients, self.states, self.masters)
         if self._keys:  # a skipped weight stays in the group where it was
             keys = [old if gradient is None else new for old, new, gradient in zip(self._keys, keys, gradients, strict=True)]
         if keys != self._keys or shapes != self._shapes or not self.is_in_place():
             members: dict[Any, list[int]] = {}
-            for i, key in enumerate(keys):
-                members.setdefault(key, []).append(i)
+            if len(set(map(id, keys))) == 1:
+                members[keys[0]] = list(range(len(keys)))
+            else:
+                for i, key in enumerate(keys):
+                    members.setdefault(key, []).append(i)
+            sizes = sizes_of(first, [self.weights, gradients, *companions])
             for indices in members.values():
-                self._check_apart(indices, gradients)
+                at = slice(None) if len(members) == 1 else indices
+                if not are_apart(starts[:, at], sizes[:, at]):
+                    self._check_apart(indices, gradients)
             self._groups = [self._launch(key, indices) for key, indices in members.items()]
-            self._guard = PointerGuard(self._watched)
+            self._watch(companions, starts)
             self._keys, self._shapes = keys, shapes
             self.raising = [group for group in self._groups if group.may_raise]
-        self._references, self._gradient_guard = gradient_references(gradients), PointerGuard(_present(gradients))
         active = [gradient is not None for gradient in gradients]
+        pointers = list(itertools.compress(addresses[1], active))
+        self._references, self._gradient_guard = gradient_references(gradients), PointerGuard(_present(gradients), pointers)
         self._activate(None if all(active) else active)
         for group in self._groups:
             group.bind(gradients, self._references)
@@ -371,8 +392,11 @@ class Update:
     def _launch(self, key: Any, indices: list[int]) -> Launch:
         device, _, gradient_dtype, types, aligned, rule, in_order = key
         make = launch_class(engine_for(rule, device, self.engine, in_order), isinstance(rule, TensorRule))
-        weights, masters = ([of[i] for i in indices] for of in (self.weights, self._masters))
-        states = [self._states[i] for i in indices]
+        weights, masters = ([of[i] for i in indices] for of in (self.weights, self.masters))
+        states = [self.states[i] for i in indices]
+        if make.looks_at_tensors or rule.kept:  # else only at their addresses, which stay
+            states = [tuple(map(torch.Tensor.detach, row)) for row in states]
+            masters = [None if master is None else master.detach() for master in masters]
         if rule.slots != self.rule.slots:  # a rule for these shapes, which has some of the states
             places = list(map(self.rule.slots.index, rule.slots))
             states = [tuple(map(row.__getitem__, places)) for row in states]
@@ -388,6 +412,21 @@ class Update:
     def is_in_place(self) -> bool:
         """Return whether weights and states have the addresses that they had when gradients were bound."""
         return self._guard is not None and self._guard.passes(self._watched)
+
+    def _watch(self, companions: Sequence[Sequence[torch.Tensor | None]], addresses: np.ndarray) -> None:
+        """Note the `addresses` of weights, gradients, and columns of states and masters; 0 for None."""
+        tensors: list[Any] = list(itertools.chain.from_iterable(companions))
+        pointers = addresses[FIRST_STATE:].ravel().tolist()
+        if type(None) in map(type, self.masters):
+            there = [tensor is not None for tensor in tensors]
+            tensors, pointers = list(itertools.compress(tensors, there)), list(itertools.compress(pointers, there))
+        if not self._watches_all:
+            # Aliases keep their memory if somebody assigns to the original's `.data`. They move only together with their
+            # storage, as by share_memory_(), so it is enough to have and to watch one of each storage.
+            anchors = one_of_each_storage(tensors, pointers)
+            tensors, pointers = list(map(torch.Tensor.detach, anchors)), list(map(torch.Tensor.data_ptr, anchors))
+        self._watched = [*self.weights, *tensors]
+        self._guard = PointerGuard(self._watched, [*addresses[WEIGHT].tolist(), *pointers])
 
     def __call__(self, into: MetricsBuffer | None = None) -> None:
         """Run one step with the bound gradients and the values in `hyper`.

@@ -28,7 +28,7 @@ from ...kernels.states import goes_with, master_like, slot_shapes, states_for
 from ...trainer.optim import shards
 from ...trainer.optim.groups import MASTER_KEY, Group, GroupOptimizer, same_objects
 from ...trainer.optim.plan import GroupPlan, check_shards
-from ...trainer.optimizer.states import MASTER, State, match_states, new_master, states_and_masters
+from ...trainer.optimizer.states import MASTER, State, alike, match_states, new_master, states_and_masters
 from .exchange import CutTensor, Exchange, shard_bounds
 from .ranks import OwnerGroup, assign_owners, exchanges_of, refusal
 
@@ -253,7 +253,8 @@ class OwnedPlan(GroupPlan):
         present = [{slot: member.row.get(key) for slot, key in keys.items() if member.mine} for member in members]
         filled = [{slot: state for slot, state in each.items() if state is not None} for each in present]
         wholes = [member.whole for member in members]
-        states = match_states(rule, wholes, filled, self._narrow, make, start, [None] * len(members))
+        first = alike(rule, wholes, filled)
+        states = match_states(rule, wholes, filled, first, self._narrow, make, start, [None] * len(members))
         for i, (member, state) in enumerate(zip(members, states, strict=True)):
             shown = state
             if not member.mine:

@@ -322,3 +322,23 @@ def test_torchs_adam_is_not_loaded_where_it_decays_otherwise(decoupled):
     optimizer = tristep.optim.as_torch(getattr(tristep.optimizer, target))([torch.nn.Parameter(torch.ones(3, 4))])
     with pytest.raises(ValueError, match=f"another optimizer's than {target}'s"):
         optimizer.load_state_dict(_stepped(torch.optim, source, weight_decay=0.1).state_dict())
+
+
+def test_a_loaded_count_goes_on_in_the_tensor_that_the_load_made():
+    """The counts of all parameters are one array; each is yet pickled alone, and none is the loaded one."""
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
+    optimizer = tristep.optim.AdamW(parameters)
+    for parameter in parameters:
+        parameter.grad = torch.ones(2)
+    optimizer.step()
+    saved = optimizer.state_dict()
+    before = [row["step"].clone() for row in saved["state"].values()]
+    optimizer.load_state_dict(saved)
+    counts = [optimizer.state[parameter]["step"] for parameter in parameters]
+    counts[1] = optimizer.state[parameters[1]]["step"] = torch.tensor(7.0)  # a user's own, of other memory
+    for row in saved["state"].values():
+        row["step"].fill_(100.0)
+    optimizer.step()
+    assert [float(count) for count in counts] == [before[0] + 1, 8, before[2] + 1]
+    assert all(optimizer.state[parameter]["step"] is count for parameter, count in zip(parameters, counts, strict=True))
+    assert [count.untyped_storage().nbytes() for count in counts] == [4, 4, 4]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -258,14 +258,18 @@ class _OfRule(FusedOptimizer):
     def _master_dtype(self, group: Group, weight: torch.Tensor) -> torch.dtype | None:
         return self._of(group).master_dtype(weight)
 
-    def _initial_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
+    def _initial_numbers(self, group: Group, parameters: Sequence[torch.Tensor]) -> Mapping[str, float | Sequence[float]]:
         if self._of(group).shares_rows:
             return {"step": 0.0}
-        parameters = [member for any_group in self.param_groups for member in any_group["params"]]
-        index = next(i for i, member in enumerate(parameters) if member is parameter)
+        members = [member for any_group in self.param_groups for member in any_group["params"]]
+        places: dict[int, int] = {}
+        for i, member in enumerate(members):
+            places.setdefault(id(member), i)
+        indices = [places[id(parameter)] for parameter in parameters]
         if "index" in getattr(self._rule(group), "extras", ()):  # each shard needs random numbers of its own
-            index += shards.own_place(parameter) * len(parameters)
-        return {"step": 0.0, "index": index}
+            own = map(shards.own_place, parameters)
+            indices = [i + place * len(members) for i, place in zip(indices, own, strict=True)]
+        return {"step": 0.0, "index": indices}
 
     def _from_torch(self, group: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         rule, names = self._klass.rule, self._beta_names
@@ -280,6 +284,9 @@ class _OfRule(FusedOptimizer):
 
     def _initialize_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
         self._of(group).start_state(weight, dict(states), lr=float(group["lr"]))
+
+    def _starts_from_zeros(self, group: Group) -> bool:
+        return self._of(group).starts_from_zeros
 
     def _row(self, group: Group, numbers: Numbers, rule: Rule | TensorRule, rounds: bool) -> list[float]:
         index = int(numbers["index"]) if "index" in numbers else None

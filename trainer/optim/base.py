@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from itertools import chain
+from itertools import chain, compress
 from operator import is_
 from typing import Any
 
@@ -16,13 +16,13 @@ from torch.autograd.graph import increment_version
 from ...kernels import TensorRule
 from ...kernels.checks import DTYPES
 from ...kernels.graphs import current_recording
-from ...kernels.layouts import is_wrapper
+from ...kernels.layouts import wrappers
 from ..optimizer.options import check_state_dtype
 from ..step.capture import CapturedStep, check_rule
 from ..utils.interrupts import uninterrupted
 from . import shards
 from .full_precision import float32_weights, load_float32_weights
-from .groups import Group, GroupOptimizer, name_of, refuse_evaluated
+from .groups import Group, GroupOptimizer, copy_numbers, name_of, names_of, refuse_evaluated
 from .plan import GroupPlan, check_shards, exchanges_of
 from .saved import check_numbers, converted, shown_states
 
@@ -120,7 +120,7 @@ class FusedOptimizer(GroupOptimizer):
                 "the captured function has changed parameters, states or options: it must do the same at every call"
             )
         self.refuse_flattened()
-        rows = {parameter: copy.copy(row) for parameter, row in self.state.items()}
+        rows = [(parameter, copy.copy(row)) for parameter, row in self.state.items()]
         try:
             self._plan = Plans(self)
             if self._only_makes_states():
@@ -149,7 +149,7 @@ class FusedOptimizer(GroupOptimizer):
         try:
             for k, parameter in enumerate(added["params"]):
                 self._check(name_of(added, k), parameter)
-            if any(map(is_wrapper, added["params"])):
+            if wrappers(added["params"]):
                 check_shards(self, self._rule(added), added["params"])
             self._check_group(added)
         except Exception:
@@ -264,17 +264,16 @@ class FusedOptimizer(GroupOptimizer):
         def restore(optimizer: torch.optim.Optimizer) -> None:
             keys = [key for group in saved["param_groups"] for key in group["params"]]
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            names = {"step", *self._shown}
-            for key, parameter in zip(keys, parameters, strict=True):
-                row = optimizer.state.get(parameter, {})
+            rows = [optimizer.state.get(parameter, {}) for parameter in parameters]
+            for key, row in zip(keys, rows, strict=True):
                 for name, value in saved["state"].get(key, {}).items():
                     if name == "step" and not self._counts_exactly:  # torch has made it float32 where its step is fused
                         continue
                     if isinstance(value, torch.Tensor) and value.dtype != row[name].dtype:
                         row[name] = value.detach().to(row[name].device, copy=True)
-                for name in names:  # copies, because a step changes these tensors in place
-                    if isinstance(row.get(name), torch.Tensor):
-                        row[name] = row[name].detach().clone()
+            self._number_arrays = ()  # their tensors are no longer in `state`
+            for name in {"step", *self._shown}:
+                copy_numbers(self, name, rows)
 
         hooks = (
             self.register_load_state_dict_pre_hook(remember),
@@ -308,20 +307,26 @@ class Plans:
         exchanges = exchanges_of(optimizer)
         for group in optimizer.param_groups:
             kind = optimizer._rule(group), optimizer._narrow(group), optimizer._rounding(group)
-            for k, parameter in enumerate(group["params"]):
-                if id(parameter) in seen:  # torch only warns of duplicates
-                    continue
-                seen.add(id(parameter))
-                if parameter.grad is not None:
-                    _check_computable(optimizer, group, k)
-                elif not optimizer.state.get(parameter):
-                    self._waiting.append(parameter)
-                    continue
-                exchange = exchanges.get(parameter) if exchanges else None
-                parameters, groups, names = members.setdefault((*kind, exchange), ([], [], []))
-                parameters.append(parameter)
-                groups.append(group)
-                names.append(name_of(group, k))
+            params, names = group["params"], names_of(group)
+            new = [k for k, parameter in enumerate(params) if id(parameter) not in seen]
+            seen.update(map(id, params))
+            if len({id(params[k]) for k in new}) < len(new):  # torch only warns of duplicates
+                new = sorted({id(params[k]): k for k in reversed(new)}.values())
+            active = [params[k].grad is not None or bool(optimizer.state.get(params[k])) for k in new]
+            self._waiting += [params[k] for k, is_active in zip(new, active, strict=True) if not is_active]
+            at = list(compress(new, active))
+            if not optimizer._takes_complex or group.get("fused"):
+                _check_computable(optimizer, group, [k for k in at if params[k].grad is not None])
+            by_exchange: dict[Any, list[int]] = {None: at} if at else {}
+            if exchanges:
+                by_exchange = {}
+                for k in at:
+                    by_exchange.setdefault(exchanges.get(params[k]), []).append(k)
+            for exchange, places in by_exchange.items():
+                parameters, groups, of_plan = members.setdefault((*kind, exchange), ([], [], []))
+                parameters += [params[k] for k in places]
+                groups += [group] * len(places)
+                of_plan += [names[k] for k in places]
         self._plans: list[GroupPlan] = []
         arrays = []
         for (rule, *_, exchange), found in sorted(members.items(), key=lambda item: item[0][-1] is not None):
@@ -334,7 +339,7 @@ class Plans:
         self._groups = [(group, group["params"], optimizer._rule(group)) for group in optimizer.param_groups]
         self._parameters = [parameter for _, params, _ in self._groups for parameter in params]
         # Whether a step calls no operations that autograd would record.
-        self.records_nothing = not (self._sharded or any(parameter.is_complex() for parameter in self._parameters))
+        self.records_nothing = not (self._sharded or any(map(torch.Tensor.is_complex, self._parameters)))
         self._state = optimizer.state
         self._rows = [row for row in map(optimizer.state.get, self._parameters) if row is not None]
         self._objects = self._objects_now()
@@ -400,17 +405,19 @@ class Plans:
         increment_version([parameter for parameter in self._sharded if parameter.grad is not None])
 
 
-def _check_computable(optimizer: GroupOptimizer, group: Group, k: int) -> None:
-    """Raise torch's errors, which it raises in the step, for a parameter with a gradient that cannot be updated."""
-    parameter, name = group["params"][k], type(optimizer).__name__
-    if parameter.is_complex() and not optimizer._takes_complex:
-        raise RuntimeError(f"{name} does not support complex parameters: {name_of(group, k)} is {parameter.dtype}")
-    if group.get("fused") and parameter.device.type == "meta":
-        raise RuntimeError(
-            "`fused=True` requires all the params to be floating point Tensors with memory, but "
-            f"{name_of(group, k)} is on the meta device: move the model to another device, or leave fused out to have the "
-            "states made only"
-        )
+def _check_computable(optimizer: GroupOptimizer, group: Group, places: Sequence[int]) -> None:
+    """Raise torch's errors, which it raises in the step, for parameters with a gradient that cannot be updated."""
+    name = type(optimizer).__name__
+    for k in places:
+        parameter = group["params"][k]
+        if parameter.is_complex() and not optimizer._takes_complex:
+            raise RuntimeError(f"{name} does not support complex parameters: {name_of(group, k)} is {parameter.dtype}")
+        if group.get("fused") and parameter.device.type == "meta":
+            raise RuntimeError(
+                "`fused=True` requires all the params to be floating point Tensors with memory, but "
+                f"{name_of(group, k)} is on the meta device: move the model to another device, or leave fused out to have "
+                "the states made only"
+            )
 
 
 _NO_CONTEXT = nullcontext()

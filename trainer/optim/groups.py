@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from itertools import compress
+from itertools import compress, groupby
 from operator import is_
 from typing import Any, ClassVar
 
@@ -78,12 +78,19 @@ class GroupOptimizer(torch.optim.Optimizer):
     def _end(self, group: Group) -> None:
         """Finish a step of this group that succeeded."""
 
-    def _initial_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
-        """Return the numbers of a parameter before its first step; numbers in `state` take precedence."""
+    def _initial_numbers(self, group: Group, parameters: Sequence[torch.Tensor]) -> Mapping[str, float | Sequence[float]]:
+        """Return the numbers of a group's parameters before their first step, one for all or one for each.
+
+        Numbers in `state` take precedence.
+        """
         return {"step": 0.0}
 
     def _initialize_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
         """Fill new states, which are zero, if the rule starts from other values."""
+
+    def _starts_from_zeros(self, group: Group) -> bool:
+        """Return whether `_initialize_states` does nothing."""
+        return type(self)._initialize_states is GroupOptimizer._initialize_states
 
     def _narrow(self, group: Group) -> torch.dtype | None:
         """Return the storage dtype of states; None: the dtype of the arithmetic."""
@@ -119,22 +126,23 @@ class GroupRows(Rows):
     ) -> None:
         super().__init__(len(groups), lambda: rule)
         self._optimizer, self._groups = optimizer, groups
-        first = [
-            optimizer._initial_numbers(group, parameter, optimizer.state.get(parameter, {}))
-            for group, parameter in zip(groups, parameters, strict=True)
-        ]
+        first: dict[str, list[float]] = {}
+        for _, members in groupby(range(len(groups)), lambda i: id(groups[i])):
+            at = list(members)
+            numbers = optimizer._initial_numbers(groups[at[0]], [parameters[i] for i in at])
+            for name, each in numbers.items():
+                first.setdefault(name, []).extend([each] * len(at) if isinstance(each, float) else each)
         shown, self._rounds = optimizer._shown, optimizer._rounding(groups[0]) is not None
         if self._rounds:  # a saved step continues the sequence of random numbers after loading
             shown = (*shown, "step")
         self.tensors = {
-            name: NumberTensors(optimizer, parameters, name, [numbers[name] for numbers in first], self._rounds)
-            for name in first[0]
+            name: NumberTensors(optimizer, parameters, name, of_each, self._rounds)
+            for name, of_each in first.items()
             if name in shown
         }
         # By name, one number for each parameter.
         self._numbers = {
-            name: self.tensors[name].array if name in self.tensors else np.array([numbers[name] for numbers in first])
-            for name in first[0]
+            name: self.tensors[name].array if name in self.tensors else np.array(of_each) for name, of_each in first.items()
         }
         self._stepping: list[Group] = []  # the groups of `_sets`
         self._changes: list[tuple[Any, Numbers]] = []  # the numbers of parameters after the step
@@ -225,25 +233,39 @@ class NumberTensors:
         rounds: bool = False,
     ) -> None:
         rows = [optimizer.state[parameter] for parameter in parameters]
-        values = [
-            number if row.get(name) is None or getattr(row[name], "is_meta", False) else float(row[name])
-            for row, number in zip(rows, first, strict=True)
-        ]
-        ranges = [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in optimizer._number_arrays]
+        tensors = [row.get(name) for row in rows]
         exact = name == "step" and (rounds or optimizer._counts_exactly)
         default = torch.float64 if exact or torch.get_default_dtype() == torch.float64 else torch.float32
         kept = _COUNTS if name == "step" else ()
-        dtypes: list[Any] = [getattr(row.get(name), "dtype", None) for row in rows]
-        dtypes = [default if dtype not in kept or (exact and dtype == torch.float32) else dtype for dtype in dtypes]
+        dtypes: list[Any] = [getattr(tensor, "dtype", None) for tensor in tensors]
+        types = {kind: default if kind not in kept or (exact and kind == torch.float32) else kind for kind in set(dtypes)}
+        dtype = np.result_type(*map(_COUNTS.__getitem__, types.values()))
+        self.detached: list[int] = []  # the indices of tensors with memory of their own, for `write`
         # The numbers after `read`, [n].
-        self.array: np.ndarray = np.array(values, dtype=np.result_type(*(_COUNTS[dtype] for dtype in set(dtypes))))
-        optimizer._number_arrays = [*optimizer._number_arrays, self.array]
-        with torch.inference_mode(False):  # the tensors outlive the step
-            # Each has a storage of its own, so that it is pickled alone.
-            new = [torch.from_numpy(self.array[i, ...]) for i in range(len(values))]
+        arrays = optimizer._number_arrays if len(types) == 1 else ()
+        array = _array_with(tensors, [array for array in arrays if array.dtype == dtype])
+        if array is not None:
+            self.array, self._tensors = array, tensors
+            self._own_pointers = self._pointers = list(map(_data_ptr, tensors))
+        else:
+            values = [
+                number if tensor is None or getattr(tensor, "is_meta", False) else float(tensor)
+                for tensor, number in zip(tensors, first, strict=True)
+            ]
+            self.array = np.array(values, dtype=dtype)
+            new = tensors_in(self.array)
             self._own_pointers = self._pointers = list(map(_data_ptr, new))
-            new = [tensor.to(dtype) for tensor, dtype in zip(new, dtypes, strict=True)]
-        for row, own_tensor in zip(rows, new, strict=True):
+            self._tensors = self._put(optimizer, name, rows, new, list(map(types.__getitem__, dtypes)))
+        optimizer._number_arrays = [*optimizer._number_arrays, self.array]
+
+    @staticmethod
+    def _put(
+        optimizer: GroupOptimizer, name: str, rows: Sequence[Any], new: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]
+    ) -> list[torch.Tensor]:
+        """Put the optimizer's own tensors into rows of `state`, but for those that a user has put there; return all."""
+        ranges = [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in optimizer._number_arrays]
+        for row, own_tensor, dtype in zip(rows, new, dtypes, strict=True):
+            own_tensor = own_tensor if own_tensor.dtype == dtype else own_tensor.to(dtype)
             tensor = row.get(name)
             if not _is_writable(tensor):
                 row[name] = own_tensor
@@ -251,8 +273,7 @@ class NumberTensors:
                 a <= tensor.data_ptr() < b for a, b in ranges
             ):
                 tensor.data = own_tensor
-        self._tensors: list[torch.Tensor] = [row[name] for row in rows]
-        self.detached: list[int] = []  # the indices of tensors with memory of their own, for `write`
+        return [row[name] for row in rows]
 
     def read(self) -> None:
         pointers = list(map(_data_ptr, self._tensors))
@@ -278,8 +299,51 @@ class NumberTensors:
             torch._foreach_copy_(tensors, list(torch.from_numpy(self.array[places]).unbind()))
 
 
+@torch.inference_mode(False)  # the tensors outlive the step
+def tensors_in(array: np.ndarray) -> list[torch.Tensor]:
+    """Return a tensor for each number in an array. Each has a storage of its own, so that it is pickled alone."""
+    return [torch.from_numpy(array[i, ...]) for i in range(len(array))]
+
+
+def _array_with(tensors: Sequence[Any], arrays: Sequence[np.ndarray]) -> np.ndarray | None:
+    """Return the part of one of these arrays, of one dtype, whose elements are the tensors, in order; None without."""
+    if not arrays or set(map(type, tensors)) != {torch.Tensor}:
+        return None
+    if {(each.dtype, each.dim(), each.layout) for each in tensors} != {
+        (torch.from_numpy(arrays[0]).dtype, 0, torch.strided)
+    }:
+        return None
+    pointers = np.array(list(map(_data_ptr, tensors)))
+    for array in arrays:
+        start = (int(pointers[0]) - array.ctypes.data) // array.itemsize
+        part = array[start : start + len(tensors)] if start >= 0 else array[:0]
+        if len(part) == len(tensors) and (pointers == part.ctypes.data + array.itemsize * np.arange(len(part))).all():
+            return part
+    return None
+
+
+def copy_numbers(optimizer: GroupOptimizer, name: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Copy the tensors of this name in rows of `state`, into an array that steps can use if that is possible."""
+    rows = [row for row in rows if isinstance(row.get(name), torch.Tensor)]
+    tensors = [row[name].detach() for row in rows]
+    if not all(map(_is_writable, tensors)) or {(t.dtype, t.dim()) for t in tensors} not in [{(kind, 0)} for kind in _COUNTS]:
+        copies = [tensor.clone() for tensor in tensors]
+    else:
+        array = torch.stack(tensors).numpy()
+        copies = tensors_in(array)
+        optimizer._number_arrays = [*optimizer._number_arrays, array]
+    for row, tensor in zip(rows, copies, strict=True):
+        row[name] = tensor
+
+
 def name_of(group: Group, k: int) -> str:
     return repr(group["param_names"][k]) if "param_names" in group else f"params[{k}]"
+
+
+def names_of(group: Group) -> list[str]:
+    if "param_names" in group:
+        return list(map(repr, group["param_names"]))
+    return [f"params[{k}]" for k in range(len(group["params"]))]
 
 
 def is_evaluated(group: Group) -> bool:

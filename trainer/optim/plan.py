@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from ...kernels import Rule, TensorRule, Update, storage
-from ...kernels.guards import PointerGuard
-from ...kernels.layouts import is_wrapper
+from ...kernels.layouts import first_alike, wrappers
 from ...kernels.states import PerTensorStates, per_tensor_states, states_for
 from ..optimizer.plan import StepPlan
 from ..optimizer.sparse import is_sparse
@@ -39,34 +38,25 @@ class GroupPlan(StepPlan):
     ) -> None:
         self._optimizer, self._parameters, self._groups, self.names = optimizer, parameters, groups, names
         self._narrow = optimizer._narrow(groups[0])
-        self._weights = [as_real(parameter) for parameter in parameters]
-        self._complex = any(parameter.is_complex() for parameter in parameters)
-        self.sharded = [parameter for parameter in parameters if is_wrapper(parameter)]
+        self._complex = any(map(torch.Tensor.is_complex, parameters))
+        self.sharded = wrappers(parameters)
+        self._special = bool(self.sharded) or self._complex  # whether tensors in `state` are not those of the update
+        self._weights = list(map(as_real, parameters)) if self._special else list(parameters)
         self._shards = list(map(shards.local, self.sharded))
-        self._tensors: list[torch.Tensor] = []  # weights, states and masters
-        self._guard = PointerGuard([])
-        own = not (self.sharded or self._complex)  # whether updates use the gradients themselves, no views or shards
-        super().__init__(names, GroupRows(optimizer, rule, parameters, groups), own, optimizer._takes_sparse)
+        rows = GroupRows(optimizer, rule, parameters, groups)
+        super().__init__(names, rows, not self._special, optimizer._takes_sparse)
 
     def new_update(self, rule: Rule | TensorRule) -> Update:
         optimizer = self._optimizer
         if self.sharded:
             check_shards(optimizer, rule, self._parameters)
-        masters = list(map(optimizer._master_dtype, self._groups, self._weights))
-        keys = {optimizer._keys.get(slot, slot) for slot in rule.slots} | {MASTER_KEY}
-        nothing: State = {}
-        present = [
-            nothing if keys.isdisjoint(optimizer.state.get(parameter, ())) else self._present(rule, i, masters[i])
-            for i, parameter in enumerate(self._parameters)
-        ]
-        make = partial(self._make_states, rule)
-        states = match_states(rule, self._weights, present, self._narrow, make, self._start, masters)
-        for i, (old, new) in enumerate(zip(present, states, strict=True)):
-            if new is not old:
-                self._show(rule, i, {slot: tensor for slot, tensor in new.items() if tensor is not old.get(slot)})
+        present, first, masters = self._present(rule)
+        groups, make = {id(group): group for group in self._groups}, partial(self._make_states, rule)
+        start = None if all(map(optimizer._starts_from_zeros, groups.values())) else self._start
+        states = match_states(rule, self._weights, present, first, self._narrow, make, start, masters)
+        changed = {i: (old, new) for i, (old, new) in enumerate(zip(present, states, strict=True)) if new is not old}
+        self._show(rule, {i: {k: v for k, v in new.items() if v is not old.get(k)} for i, (old, new) in changed.items()})
         self._join_numbers(rule, states)
-        self._tensors = [*self._weights, *chain.from_iterable(map(dict.values, states))]
-        self._guard = PointerGuard(self._tensors)  # users may offload states, which gives them other memory
         update = Update(
             rule,
             self._weights,
@@ -74,6 +64,8 @@ class GroupPlan(StepPlan):
             names=self.names,
             seed=optimizer._rounding(self._groups[0]),
             grad_scale_and_skip=optimizer._control,
+            alike=None if any(masters) else first,
+            watches_all=True,  # users may offload states, which gives them other memory
         )
         if self.sharded:
             shards.join_shards(update, self._parameters)
@@ -86,7 +78,7 @@ class GroupPlan(StepPlan):
             return False
         if self.sharded and not same_objects(self._shards, list(map(shards.local, self.sharded))):
             return False
-        return self._guard.passes(self._tensors)
+        return update.is_in_place()
 
     def fits(self, update: Update) -> bool:
         return update.fits(partial(self._optimizer._master_dtype, self._groups[0]))
@@ -127,33 +119,53 @@ class GroupPlan(StepPlan):
             whole[i] = None if i in by_row or listed else gradient.detach().to_dense()
         return whole, by_row
 
-    def _present(self, rule: Rule | TensorRule, i: int, master_dtype: torch.dtype | None) -> State:
-        """Return the states that parameter `i` has already, and its master, if it needs one of this dtype."""
-        optimizer, name, parameter, weight = self._optimizer, self.names[i], self._parameters[i], self._weights[i]
-        row = optimizer.state[parameter]
-        present = {}
-        for slot, shape in zip(rule.slots, rule.shapes(weight.shape), strict=True):
-            key = optimizer._keys.get(slot, slot)
-            state = row.get(key)
+    def _present(self, rule: Rule | TensorRule) -> tuple[list[State], list[int], list[torch.dtype | None]]:
+        """Return the states that parameters have already, and the masters that they need; for each the first one that is
+        alike but for its master; and the dtypes of the masters."""
+        optimizer, nothing = self._optimizer, dict[str, Any]()
+        rows = [optimizer.state.get(parameter, nothing) for parameter in self._parameters]
+        keys = [optimizer._keys.get(slot, slot) for slot in rule.slots]
+        columns = [[row.get(key) for row in rows] for key in keys]
+        for key, column in zip(keys, columns, strict=True):
+            # torch's SGD has sparse momentum for sparse gradients
+            if not {None if state is None else state.layout for state in column} <= {None, torch.strided}:
+                for i, state in enumerate(column):
+                    if state is not None and state.layout != torch.strided:
+                        column[i] = rows[i][key] = state.to_dense()
+        first = first_alike(self._weights, *columns, also=list(map(id, self._groups)))
+        of_kind = {i: optimizer._master_dtype(self._groups[i], self._weights[i]) for i in set(first)}
+        masters = [of_kind[i] for i in first]
+        for i in range(len(rows)) if self.sharded else sorted(of_kind):
+            self._check_present(rule, i, {key: column[i] for key, column in zip(keys, columns, strict=True)})
+        if self._special:
+            columns = [[None if state is None else as_real(state) for state in column] for column in columns]
+            first = first_alike(self._weights, *columns)
+        of_each: Iterable[Any] = zip(*columns, strict=True) if columns else [()] * len(rows)
+        present = [dict(zip(rule.slots, each, strict=True)) for each in of_each]
+        if any(type(None) in set(map(type, column)) for column in columns):
+            present = [{slot: state for slot, state in each.items() if state is not None} for each in present]
+        for i, dtype in enumerate(masters):
+            if dtype is not None and (master := rows[i].get(MASTER_KEY)) is not None:
+                shards.check_placement(self.names[i], MASTER_KEY, master, self._parameters[i])
+                present[i][MASTER] = shards.local(master)
+        return present, first, masters
+
+    def _check_present(self, rule: Rule | TensorRule, i: int, states: Mapping[str, torch.Tensor | None]) -> None:
+        """Raise if a state of parameter `i` does not fit it."""
+        name, parameter, weight = self.names[i], self._parameters[i], self._weights[i]
+        for (key, state), shape in zip(states.items(), rule.shapes(weight.shape), strict=True):
             if state is None:
                 continue
-            if state.layout != torch.strided:  # torch's SGD has sparse momentum for sparse gradients
-                state = row[key] = state.to_dense()
             packed = storage.is_packed(state)
-            if not packed:
-                shards.check_placement(name, key, state, parameter)
-            present[slot] = as_real(state)
             if packed:
-                shape = torch.Size([storage.packed_size(weight.numel(), present[slot].dtype)])
-            if present[slot].shape != shape:
+                shape = torch.Size([storage.packed_size(weight.numel(), state.dtype)])
+            else:
+                shards.check_placement(name, key, state, parameter)
+            if as_real(state).shape != shape:
                 raise ValueError(
                     f"{key!r} of {name} has shape {tuple(state.shape)}, the parameter {tuple(parameter.shape)}: the "
                     "state of another model?"
                 )
-        if master_dtype is not None and (master := row.get(MASTER_KEY)) is not None:
-            shards.check_placement(name, MASTER_KEY, master, parameter)
-            present[MASTER] = shards.local(master)
-        return present
 
     def _make_states(self, rule: Rule | TensorRule, weights: list[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
         """Return states of zeros for each weight, each in memory of its own, as in torch."""
@@ -162,18 +174,26 @@ class GroupPlan(StepPlan):
     def _start(self, i: int, new: State, missing: list[str]) -> None:
         self._optimizer._initialize_states(self._groups[i], self._weights[i], new)
 
-    def _show(self, rule: Rule | TensorRule, i: int, new: State) -> None:
-        optimizer, parameter = self._optimizer, self._parameters[i]
-        row, wholes = optimizer.state[parameter], dict(zip(rule.slots, rule.shapes(parameter.shape), strict=True))
-        for slot, tensor in new.items():
-            if slot == MASTER:
-                key, shown = MASTER_KEY, tensor
-            else:
-                key, is_complex = optimizer._keys.get(slot, slot), self._complex and parameter.is_complex() and tensor.dim()
-                shown = torch.view_as_complex(tensor) if is_complex else tensor
-            # An unused factored state has no elements; of others an empty shard has none.
-            if tensor.numel() or not parameter.numel() or slot == MASTER or wholes[slot].numel():
-                row[key] = shards.placed_as(parameter, shown) if self.sharded else shown
+    def _show(self, rule: Rule | TensorRule, new: Mapping[int, State]) -> None:
+        """Put new states and masters of parameters into their rows of `state`."""
+        optimizer, keys = self._optimizer, {MASTER: MASTER_KEY}
+        keys |= {slot: optimizer._keys.get(slot, slot) for slot in rule.slots}
+        for i, states in new.items():
+            parameter = self._parameters[i]
+            row = optimizer.state[parameter]
+            for slot, tensor in states.items():
+                # An unused factored state has no elements; of others an empty shard has none.
+                if tensor.numel() or not parameter.numel() or slot == MASTER or self._whole(rule, i, slot).numel():
+                    row[keys[slot]] = self._shown(parameter, tensor, slot) if self._special else tensor
+
+    def _whole(self, rule: Rule | TensorRule, i: int, slot: str) -> torch.Size:
+        return rule.shapes(self._parameters[i].shape)[rule.slots.index(slot)]
+
+    def _shown(self, parameter: torch.Tensor, tensor: torch.Tensor, slot: str) -> torch.Tensor:
+        """Return a state or master as `state` has it."""
+        if slot != MASTER and parameter.is_complex() and tensor.dim():
+            tensor = torch.view_as_complex(tensor)
+        return shards.placed_as(parameter, tensor) if self.sharded else tensor
 
     def _join_numbers(self, rule: Rule | TensorRule, states: list[State]) -> None:
         """Move the numbers that the rule keeps for each tensor into one array, so that one call computes all of them."""
@@ -185,10 +205,10 @@ class GroupPlan(StepPlan):
             return
         joined = per_tensor_states(self._weights, len(names))
         torch._foreach_copy_(list(chain.from_iterable(joined)), list(chain.from_iterable(numbers)))
-        for i, row in enumerate(joined):
-            new = dict(zip(names, row, strict=True))
-            states[i] = states[i] | new
-            self._show(rule, i, new)
+        new = {i: dict(zip(names, row, strict=True)) for i, row in enumerate(joined)}
+        for i, numbers_of_one in new.items():
+            states[i] = states[i] | numbers_of_one
+        self._show(rule, new)
 
 
 def check_shards(optimizer: GroupOptimizer, rule: Rule | TensorRule, parameters: Sequence[torch.Tensor]) -> None:
@@ -205,6 +225,6 @@ def exchanges_of(optimizer: GroupOptimizer) -> dict[torch.Tensor, Any]:
     """Return a key for each sharded parameter that is updated as a whole; parameters with equal keys share a plan."""
     for group in optimizer.param_groups:
         rule = optimizer._rule(group)
-        if any(shards.needs_whole(rule, parameter) for parameter in group["params"]):
+        if any(shards.needs_whole(rule, parameter) for parameter in wrappers(group["params"])):
             return shards.whole_plan().exchanges_of(optimizer)
     return {}

@@ -7,7 +7,7 @@ step counts of its parameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -93,8 +93,9 @@ class SGD(FusedOptimizer, torch.optim.SGD):
     def _rule(self, group: Group) -> Rule:
         return rules.heavy_ball if group["momentum"] else rules.sgd
 
-    def _initial_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
-        return {"step": 0.0 if state.get("momentum_buffer") is None else 1.0}
+    def _initial_numbers(self, group: Group, parameters: Sequence[torch.Tensor]) -> Mapping[str, float | Sequence[float]]:
+        rows = [self.state.get(parameter, {}) for parameter in parameters]
+        return {"step": [0.0 if row.get("momentum_buffer") is None else 1.0 for row in rows]}
 
     def _by_row(self, group: Group) -> bool:
         return not group["momentum"] and not group["weight_decay"]
@@ -255,7 +256,7 @@ class NAdam(FusedOptimizer, torch.optim.NAdam):
     def _rule(self, group: Group) -> Rule:
         return rules.nadam
 
-    def _initial_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
+    def _initial_numbers(self, group: Group, parameters: Sequence[torch.Tensor]) -> Mapping[str, float | Sequence[float]]:
         return {"step": 0.0, "mu_product": 1.0}
 
     def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
@@ -375,7 +376,7 @@ class ASGD(FusedOptimizer, torch.optim.ASGD):
     def _rule(self, group: Group) -> Rule:
         return rules.asgd
 
-    def _initial_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
+    def _initial_numbers(self, group: Group, parameters: Sequence[torch.Tensor]) -> Mapping[str, float | Sequence[float]]:
         return {"step": 0.0, "eta": float(group["lr"]), "mu": 1.0}
 
     def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
@@ -412,8 +413,8 @@ class Adafactor(FusedOptimizer, torch.optim.Adafactor):
     def _rule(self, group: Group) -> TensorRule:
         return rules.adafactor
 
-    def _initial_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
-        return {"step": 0.0, "epsilon": torch.finfo(parameter.dtype).eps}
+    def _initial_numbers(self, group: Group, parameters: Sequence[torch.Tensor]) -> Mapping[str, float | Sequence[float]]:
+        return {"step": 0.0, "epsilon": [torch.finfo(parameter.dtype).eps for parameter in parameters]}
 
     def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
         lr, t, (epsilon1, epsilon2) = float(group["lr"]), float(numbers["step"]), group["eps"]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...kernels import Rule, TensorRule, Update, storage
-from ...kernels.checks import first_alike
+from ...kernels.layouts import first_alike
 from ...kernels.states import goes_with, master_like, slot_dtypes, state_type
 from .counts import Index
 from .rule_optimizer import RuleOptimizer
@@ -40,9 +40,10 @@ def match_states(
     rule: Rule | TensorRule,
     weights: Sequence[torch.Tensor],
     states: Sequence[State],
+    first: Sequence[int],
     narrow: torch.dtype | None,
     make: Callable[[list[torch.Tensor]], Sequence[Sequence[torch.Tensor]]],
-    start: Callable[[int, State, list[str]], None],
+    start: Callable[[int, State, list[str]], None] | None,
     masters: Sequence[torch.dtype | None],
 ) -> list[State]:
     """Return states and masters that fit the weights as they are now, converting existing ones and creating missing ones.
@@ -50,24 +51,25 @@ def match_states(
     A tensor that fits its weight is kept; a dictionary of which all tensors fit is returned itself.
 
     Args:
+        first: for each weight the first one that is alike, as are its states; see `alike`.
         narrow: the dtype in which to store states that allow it; None for the dtype of the arithmetic.
         make: returns zero-filled states of each of a list of weights, in few memory blocks.
         start: fills the new states of weight `i`, given (i, states, slots that will not be converted from existing ones).
+            None: they start from zeros.
         masters: for each weight, the dtype of the master that it must have; None for no master.
     """
-    columns = [[state.get(slot) for state in states] for slot in rule.slots]
-    first = first_alike(weights, *columns)
     fitting: dict[int, list[str]] = {}  # by the first weight of each kind, the slots whose tensors are kept
     for i in set(first):
         weight, state = weights[i], states[i]
         dtypes = slot_dtypes(rule, weight.dtype, state_type(weight, narrow), weight.shape)
         pairs = zip(rule.slots, dtypes, strict=True)
         fitting[i] = [slot for slot, dtype in pairs if slot in state and goes_with(state[slot], weight, dtype)]
-    unfit = [i for i, like in enumerate(first) if len(fitting[like]) < len(rule.slots)]
+    fit = {i for i, slots in fitting.items() if len(slots) == len(rule.slots)}
+    unfit = [i for i, like in enumerate(first) if like not in fit]
     matched = list(states)
     for i, tensors in zip(unfit, make([weights[i] for i in unfit]), strict=True):
         old, new = states[i], dict(zip(rule.slots, tensors, strict=True))
-        if missing := [slot for slot in rule.slots if slot not in old]:
+        if start is not None and (missing := [slot for slot in rule.slots if slot not in old]):
             start(i, new, missing)
         for slot in rule.slots if old else ():
             if slot in fitting[first[i]]:
@@ -76,6 +78,8 @@ def match_states(
                 storage.copy(new[slot], old[slot], weights[i].shape, slot in rule.nonnegative)
         matched[i] = new
     for i, (weight, state, dtype) in enumerate(zip(weights, states, masters, strict=True)):
+        if dtype is None and MASTER not in state:
+            continue
         old_master = state.get(MASTER)
         master = old_master
         if dtype is None:
@@ -89,11 +93,17 @@ def match_states(
     return matched
 
 
+def alike(rule: Rule | TensorRule, weights: Sequence[torch.Tensor], states: Sequence[State]) -> list[int]:
+    """Return for each weight the first one that is alike, as are its states, but for its master."""
+    return first_alike(weights, *([state.get(slot) for state in states] for slot in rule.slots))
+
+
 def states_and_masters(
     rule: Rule | TensorRule, states: Sequence[State]
 ) -> tuple[list[tuple[torch.Tensor, ...]], list[torch.Tensor | None]]:
     """Return the states, as tuples in the order of the rule's slots, and the masters, as `Update` takes them."""
-    return [tuple(map(state.__getitem__, rule.slots)) for state in states], [state.get(MASTER) for state in states]
+    columns = [[state[slot] for state in states] for slot in rule.slots]
+    return list(zip(*columns, strict=True)) if columns else [()] * len(states), [state.get(MASTER) for state in states]
 
 
 def apply_once(

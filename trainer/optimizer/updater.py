@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from ...kernels import Rule, TensorRule, Update
-from ...kernels.checks import first_alike
 from ...kernels.metrics import MetricsBuffer
 from ...kernels.states import slot_shapes
 from ..utils.interrupts import uninterrupted
@@ -23,7 +22,7 @@ from .multi import MultiOptimizer, part_of, parts_of
 from .plan import CustomPlan, Division, HyperRows, MultiPlan, Plan, Rows, StepPlan
 from .rule_optimizer import RuleOptimizer
 from .sparse import split
-from .states import MASTER, State, apply_once, has_slots, match_states, put_master, states_and_masters
+from .states import MASTER, State, alike, apply_once, has_slots, match_states, put_master, states_and_masters
 
 
 def get_updater(optimizer: Optimizer) -> Updater:
@@ -157,7 +156,8 @@ class Updater:
         every = indices if division is None else division.indices
         for part in parts_of(optimizer):
             at, of_all = (
-                [i for i, index in enumerate(each) if part_of(optimizer, index) is part] for each in (indices, every)
+                [i for i, index in enumerate(each) if multi is None or part_of(multi, index) is part]
+                for each in (indices, every)
             )
             if not of_all and whole is not None:
                 continue
@@ -265,21 +265,28 @@ class UpdaterPlan(StepPlan):
             pairs = zip(indices, self.optimizer.slots(indices), strict=True)
             rng_offsets = np.array([index if isinstance(index, int) else slot for index, slot in pairs])
         self._zero_grads, self._rng_offsets, self._division = zero_grads, rng_offsets, division
-        every = indices if division is None else division.indices
-        at = {index: k for k, index in enumerate(every)}
-        places = None if division is None else [at[index] for index in indices]
+        every, places = indices, None
+        if division is not None:
+            every, at = division.indices, {index: k for k, index in enumerate(division.indices)}
+            places = [at[index] for index in indices]
         rows = HyperRows(optimizer, every, alone, places) if rows is None else rows
         super().__init__(list(map(repr, names)), rows, own)
 
     def new_update(self, rule: Rule | TensorRule) -> Update:
         updater, optimizer = self._updater, self.optimizer
-        states = [updater.state.get(index, {}) for index in self._indices]
-        # States of another rule are discarded.
-        states = [state if has_slots(rule, state) else {k: v for k, v in state.items() if k == MASTER} for state in states]
-        self._check(rule, states)
-        make, narrow = optimizer.states_for, optimizer.narrow
-        masters = list(map(optimizer.master_dtype, self._weights))
-        matched = self._states[rule] = match_states(rule, self._weights, states, narrow, make, self._start, masters)
+        states: list[State] = [updater.state.get(index, {}) for index in self._indices]
+        of_others = {slots for slots in set(map(tuple, states)) if slots and not has_slots(rule, dict.fromkeys(slots))}
+        if of_others:  # states of another rule are discarded
+            states = [{k: v for k, v in s.items() if k == MASTER} if tuple(s) in of_others else s for s in states]
+        first = alike(rule, self._weights, states)
+        kinds = sorted(set(first))
+        self._check(rule, states, kinds)
+        of_kind = {i: optimizer.master_dtype(self._weights[i]) for i in kinds}
+        masters = [of_kind[i] for i in first]
+        start = None if optimizer.starts_from_zeros else self._start
+        matched = self._states[rule] = match_states(
+            rule, self._weights, states, first, optimizer.narrow, optimizer.states_for, start, masters
+        )
         updater.state.update(zip(self._indices, matched, strict=True))
         update = Update(
             rule,
@@ -290,6 +297,7 @@ class UpdaterPlan(StepPlan):
             optimizer.rounding,
             self._control,
             self._zero_grads,
+            None if any(masters) else first,
         )
         update.rng_offsets = self._rng_offsets
         if self._division is not None:
@@ -306,10 +314,9 @@ class UpdaterPlan(StepPlan):
     def split(self, grads: Sequence[torch.Tensor | None]) -> tuple[list[torch.Tensor | None], list[int]]:
         return split(self.optimizer, self._indices, self.names, self._weights, grads)
 
-    def _check(self, rule: Rule | TensorRule, states: Sequence[State]) -> None:
+    def _check(self, rule: Rule | TensorRule, states: Sequence[State], kinds: Sequence[int]) -> None:
         """Raise ValueError if a weight's dtype does not suit the options, or its shape has changed since the last step."""
-        columns = [[state.get(slot) for state in states] for slot in rule.slots]
-        for i in sorted(set(first_alike(self._weights, *columns))):
+        for i in kinds:
             name, weight = self.names[i], self._weights[i]
             self.optimizer.check_storage(name, weight)
             tensors = [states[i][slot] for slot in rule.slots if slot in states[i]]  # all, or none
