@@ -1,14 +1,17 @@
 """Guards: detect changed data pointers, and gradients that were written since the last step.
 
-A guard checks every tensor at every step, so it is a few passes of C functions over lists, about 70 ns for each tensor.
+A guard checks every tensor at every step, so it is a few passes of C functions over lists, or one compiled pass of `look`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import operator
+import sys
 import weakref
 from collections.abc import Callable, Sequence
-from itertools import compress
+from itertools import chain, compress
 from typing import Any
 
 import numpy as np
@@ -20,9 +23,43 @@ Reference = Callable[[], "torch.Tensor | None"]  # a weak reference, or `_missin
 _data_ptr, _stride, _numel, _dim = torch.Tensor.data_ptr, torch.Tensor.stride, torch.Tensor.numel, torch.Tensor.dim
 _dtype, _device, _shape = map(operator.attrgetter, ("dtype", "device", "shape"))
 _version = operator.attrgetter("_version")
+# The compiled passes, once they are imported. That takes 0.01 s if numba is there already, 0.7 s if not, and half a second
+# more the first time. So a process first makes so many checks, of which a step has a few; fewer with numba.
+_look: Any = None
+_checks, _SOME, _SOME_WITH_NUMBA = 0, 3_000, 100
+_MANY = 16  # parameters from which on compiled passes collect their gradients faster than Python
 
 
-class PointerGuard:
+def look_in_use() -> Any:
+    """Return the module `look`; None at the beginning of a process, and where it does not work."""
+    global _look, _checks
+    if _checks <= _SOME:
+        _checks += 1
+        if _checks > (_SOME_WITH_NUMBA if "numba" in sys.modules else _SOME):
+            _checks = _SOME + 1
+            with contextlib.suppress(ImportError):  # no numba, or a torch without the interface
+                _look = importlib.import_module(".look", __package__)
+    return _look
+
+
+class _Guard:
+    """Base class of guards that have what they remember once more for `look`, in `_compiled`; False if it cannot have it."""
+
+    _compiled: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_compiled": None}  # it has addresses of its own memory
+
+    def _compile(self, name: str, *objects: Any) -> None:
+        """Make `_compiled`, a class of `look`, once that is in use."""
+        if self._compiled is None and (look := look_in_use()) is not None:
+            try:
+                self._compiled = getattr(look, name)(*objects)
+            except ValueError:
+                self._compiled = False
+
+
+class PointerGuard(_Guard):
     """Detects tensors whose data pointers or strides have changed, as when a matrix is transposed in place.
 
     `pointers`: the data pointers, if they are known.
@@ -35,14 +72,39 @@ class PointerGuard:
         self._strides = [tensors[i].stride() for i in self._multidimensional]
 
     def passes(self, tensors: Sequence[torch.Tensor]) -> bool:
+        if self._compiled:
+            return self._compiled.are_in_place(tensors)
         try:
             unmoved = list(map(_data_ptr, tensors)) == self._pointers
-            return unmoved and [tensors[i].stride() for i in self._multidimensional] == self._strides
+            passed = unmoved and [tensors[i].stride() for i in self._multidimensional] == self._strides
         except (RuntimeError, TypeError):  # a tensor without memory, or None for a deleted one
             return False
+        if passed:
+            self._compile("Layouts", tensors)
+        return passed
 
 
-class GradLayouts:
+class MemberGuard(_Guard):
+    """Detects whether lists have other items, or dictionaries other values. It keeps those of now alive."""
+
+    def __init__(self, lists: Sequence[list[Any]], dicts: Sequence[dict[Any, Any]]) -> None:
+        self._lists, self._dicts = list(lists), list(dicts)
+        self._members = self._now()
+
+    def passes(self) -> bool:
+        if self._compiled:
+            return self._compiled.are_same()
+        now = self._now()
+        passed = len(now) == len(self._members) and all(map(operator.is_, now, self._members))
+        if passed:
+            self._compile("Members", self._lists, self._dicts)
+        return passed
+
+    def _now(self) -> list[Any]:
+        return [*chain.from_iterable(self._lists), *chain.from_iterable(each.values() for each in self._dicts)]
+
+
+class GradLayouts(_Guard):
     """Recognizes new gradients that differ from these only in their pointers: same dtypes, strides and sizes.
 
     `own` means each is its weight's `.grad`, so that torch has checked its shape and device.
@@ -52,6 +114,11 @@ class GradLayouts:
         self._own, self._layouts = own, _layouts(gradients, own)
         self._single = list(compress(range(len(gradients)), map((1).__eq__, map(_numel, gradients))))
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether new gradients are recognized as fast as those that were there before."""
+        return bool(self._compiled)
+
     def pointers(self, gradients: Sequence[Any], own: bool, present: Sequence[bool] | None = None) -> np.ndarray | None:
         """Return the data pointers of these gradients, int64 [n], or None if a layout, or `own`, differs from before.
 
@@ -59,23 +126,31 @@ class GradLayouts:
         """
         if own != self._own:
             return None
+        if self._compiled:
+            pointers = self._compiled.addresses(gradients, present is not None)
+        else:
+            pointers = self._pointers(gradients, present)
+        # Autograd keeps a view with the negative bit only if its strides are the weight's. Such a view shows the imaginary
+        # parts of complex numbers, which have gaps between them, so it has one element.
+        single = map(gradients.__getitem__, self._single)
+        if pointers is None or any(gradient is not None and gradient.is_neg() for gradient in single):
+            return None
+        if present is None:
+            self._compile("Layouts", gradients)
+        return pointers
+
+    def _pointers(self, gradients: Sequence[Any], present: Sequence[bool] | None) -> np.ndarray | None:
         layouts: Sequence[Any] = self._layouts
-        all_gradients = gradients
         if present is not None:
             gradients = list(compress(gradients, present))
             layouts = [list(compress(layout, present)) for layout in layouts]
         try:
-            if any(map(operator.ne, _layouts(gradients, own), layouts)):
+            if any(map(operator.ne, _layouts(gradients, self._own), layouts)):
                 return None
             addresses = list(map(_data_ptr, gradients))
         except (AttributeError, RuntimeError, TypeError):  # None, a sparse tensor, or one without memory
             return None
         if 0 in addresses and any(not gradient.data_ptr() and gradient.numel() for gradient in gradients):
-            return None
-        # Autograd keeps a view with the negative bit only if its strides are the weight's. Such a view shows the imaginary
-        # parts of complex numbers, which have gaps between them, so it has one element.
-        single = map(all_gradients.__getitem__, self._single)
-        if self._single and any(gradient is not None and gradient.is_neg() for gradient in single):
             return None
         pointers = np.array(addresses, dtype=np.int64)
         if present is None:
@@ -102,13 +177,15 @@ class GradGuard:
     def __init__(self, parameters: Sequence[torch.Tensor], names: Sequence[str]) -> None:
         self._parameters, self._names = list(parameters), list(names)
         self._used: list[Reference] = [_missing] * len(parameters)
-        self._versions = [-1] * len(parameters)
+        self._versions: Sequence[int] = [-1] * len(parameters)
 
     def collect(self) -> list[Any]:
         return [parameter.grad for parameter in self._parameters]
 
-    def collect_written(self) -> tuple[list[Any], list[int]] | None:
+    def collect_written(self) -> tuple[list[Any], Sequence[int]] | None:
         """Return all gradients and their versions if every parameter requires grad and has a written one; else None."""
+        if len(self._parameters) >= _MANY and (look := look_in_use()) is not None:
+            return look.written_gradients(self._parameters, self._used, self._versions)
         gradients = [parameter.grad for parameter in self._parameters if parameter.requires_grad]
         try:
             versions = list(map(_version, gradients))
@@ -137,7 +214,7 @@ class GradGuard:
     def use(
         self,
         gradients: Sequence[torch.Tensor | None],
-        versions: list[int] | None = None,
+        versions: Sequence[int] | None = None,
         references: list[Reference] | None = None,
     ) -> None:
         """Mark these gradients as used by a step; None marks a parameter that the step did not update.
@@ -147,10 +224,11 @@ class GradGuard:
         if versions is not None and references is not None:
             self._used, self._versions = references, versions
             return
-        self._used, self._versions = list(self._used), list(self._versions)
+        used, counted = list(self._used), list(self._versions)
         for i, gradient in enumerate(gradients):
             if gradient is not None:
-                self._used[i], self._versions[i] = weakref.ref(gradient), gradient._version
+                used[i], counted[i] = weakref.ref(gradient), gradient._version
+        self._used, self._versions = used, counted
 
     def snapshot(self) -> Any:
         return self._used, self._versions
@@ -179,6 +257,8 @@ def zero_all(tensors: list[torch.Tensor]) -> None:
 
 def gradient_references(gradients: Sequence[torch.Tensor | None]) -> list[Reference]:
     """Return weak references to gradients; for None a function that returns None."""
+    if _look is not None:
+        return _look.references_to(gradients, _missing)
     try:
         return list(map(weakref.ref, gradients))
     except TypeError:

@@ -211,9 +211,13 @@ class Launch:
         for k in missing:
             self.addresses[GRADIENT, k], self.gradients[k] = 0, None
 
-    def rebind(self, pointers: np.ndarray, references: Sequence[Reference | None]) -> None:
-        """Take new addresses, 0 for a missing gradient; the gradients must differ from the bound ones in nothing else."""
-        self.addresses[GRADIENT] = pointers[self.rows]
+    def rebind(self, pointers: np.ndarray | None, references: Sequence[Reference | None]) -> None:
+        """Take new addresses, 0 for a missing gradient; the gradients must differ from the bound ones in nothing else.
+
+        None: the addresses are those of before.
+        """
+        if pointers is not None:
+            self.addresses[GRADIENT] = pointers[self.rows]
         self.gradients = list(references) if isinstance(self.rows, slice) else [references[i] for i in self.indices]
 
     def run(self, hyper: np.ndarray | list[float], into: MetricsBuffer | None = None) -> None:

@@ -124,6 +124,7 @@ class Update:
         self._references: list[Reference] | None = None
         self._gradient_guard: PointerGuard | None = None
         self._layouts: GradLayouts | None = None
+        self._pointers: np.ndarray | None = None  # of the bound gradients, if `_layouts` returned them
         self._bound_gradients: Sequence[Any] | None = None  # the gradients themselves, from `bind` to the step
         self._own = False
         self.begun = self._is_ahead = False
@@ -191,7 +192,7 @@ class Update:
 
     def forget_gradients(self) -> None:
         """Drop the bound gradients; the next step needs `bind` first."""
-        self._references = None
+        self._references = self._pointers = None
 
     def fits(self, master_dtype: Callable[[torch.Tensor], torch.dtype | None] | None = None) -> bool:
         """Return whether states and masters still match the weights, which may have been moved, converted or resized.
@@ -242,8 +243,10 @@ class Update:
         if not own and [weight.dtype for weight in self.weights] != [key[1] for key in self._keys]:
             return False
         references = self._references
+        layouts = None if self.zero_grads else self._layouts
         same = (
-            references is not None
+            not (layouts is not None and layouts.is_compiled)
+            and references is not None
             and own == self._own
             and len(gradients) == len(references)
             and (not references or references[0]() is gradients[0])  # quick answer if all are new
@@ -257,7 +260,7 @@ class Update:
                 if pointers is None:
                     active = [gradient is not None for gradient in gradients]
                     pointers = None if all(active) else self._layouts.pointers(gradients, own, active)
-            if pointers is None or np.bitwise_or.reduce(pointers) & 15:
+            if pointers is None or (pointers is not self._pointers and np.bitwise_or.reduce(pointers) & 15):
                 return False
             if self.zero_grads:
                 self._check_gradients_apart(gradients)
@@ -270,7 +273,8 @@ class Update:
             if active is not None:
                 bound = [reference if wanted else None for reference, wanted in zip(bound, active, strict=True)]
             for group in self._groups:
-                group.rebind(pointers, bound)
+                group.rebind(None if pointers is self._pointers else pointers, bound)
+            self._pointers = pointers
         self._bound_gradients = gradients
         return True
 
@@ -297,7 +301,7 @@ class Update:
             return
         if self.zero_grads:
             self._check_gradients_apart(gradients)
-        self._layouts = self._references = None
+        self._layouts = self._references = self._pointers = None
         self._bind(gradients)
         self._own, self._bound_gradients = own, gradients
         plain = all(g.aligned and not g.sources and not g.copied for g in self._groups)

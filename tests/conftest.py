@@ -248,6 +248,19 @@ def few_steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv("TRISTEP_ENGINE", "eager")
 
 
+@pytest.fixture(params=["in Python", "compiled"])
+def passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How guards look at tensors: as at the beginning of a process, or by compiled passes."""
+    from tristep.kernels import guards
+
+    look = None
+    if request.param == "compiled":
+        look = pytest.importorskip("tristep.kernels.look", reason="needs numba, and DLPack's C exchange interface in torch")
+    for name, value in {"_look": look, "_SOME": -1, "_MANY": 0}.items():
+        monkeypatch.setattr(guards, name, value)
+    return str(request.param)
+
+
 @pytest.fixture(autouse=True)
 def eager_in_quick_tier(few_steps: None) -> None:
     """Tests in folders whose `conftest.py` says nothing else take few steps."""

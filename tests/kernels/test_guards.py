@@ -1,14 +1,19 @@
 """Guards: each change of a tensor that matters to a step is noticed, and nothing else is."""
 
+import copy
 import gc
+import sys
 import weakref
+from collections import defaultdict
 
 import pytest
 import torch
 
-from tristep.kernels.guards import GradGuard, GradLayouts, PointerGuard
+from tristep.kernels import guards
+from tristep.kernels.guards import GradGuard, GradLayouts, MemberGuard, PointerGuard, gradient_references
 
 NAMES = ["a", "b", "c"]
+pytestmark = pytest.mark.usefixtures("passes")
 
 
 @pytest.fixture
@@ -47,6 +52,40 @@ def test_a_tensor_that_moved_is_noticed(move):
         assert not guard.passes(tensors), i
 
 
+def test_other_members_of_lists_and_dictionaries_are_noticed():
+    def containers():
+        return [["a", "b"], []], [{1: "c", 2: "d"}, defaultdict(dict, e={})]
+
+    changes = [
+        lambda lists, dicts: lists[0].append("a"),
+        lambda lists, dicts: lists[1].append("b"),
+        lambda lists, dicts: lists[0].pop(),
+        lambda lists, dicts: lists[0].reverse(),
+        lambda lists, dicts: dicts[0].update({1: "d"}),
+        lambda lists, dicts: dicts[0].pop(2),
+        lambda lists, dicts: dicts[1].update(e={}),  # an equal one
+        lambda lists, dicts: dicts[1].update(f="e"),
+    ]
+    for i, change in enumerate(changes):
+        lists, dicts = containers()
+        guard = MemberGuard(lists, dicts)
+        assert guard.passes()
+        assert guard.passes()
+        change(lists, dicts)
+        assert not guard.passes(), i
+
+
+def test_a_copy_of_a_guard_works(parameters):
+    tensors = [torch.ones(2, 2) for _ in range(3)]
+    original = PointerGuard(tensors)
+    assert original.passes(tensors)
+    guard = copy.deepcopy(original)
+    del original
+    assert guard.passes(tensors)
+    tensors[1] = torch.ones(2, 2)
+    assert not guard.passes(tensors)
+
+
 def test_gradients_that_were_written_since_are_collected(parameters):
     guard = GradGuard(parameters, NAMES)
     gradients, versions = guard.collect_written()
@@ -54,7 +93,7 @@ def test_gradients_that_were_written_since_are_collected(parameters):
     guard.use(gradients, versions, list(map(weakref.ref, gradients)))
     assert guard.collect_written() is None
     _write(parameters)
-    assert guard.collect_written()[1] == [version + 1 for version in versions]
+    assert list(guard.collect_written()[1]) == [version + 1 for version in versions]
     assert guard.written(gradients) == [True] * 3
     guard.use(gradients)
     assert guard.written(gradients) == [False] * 3
@@ -88,6 +127,33 @@ def test_another_tensor_of_the_same_version_is_written(parameters, i):
     torch.autograd.graph.increment_version([parameters[i].grad] * version)
     assert parameters[i].grad._version == version
     assert guard.collect_written() is not None
+
+
+def test_passes_keep_no_references(parameters):
+    gradients = [parameter.grad for parameter in parameters]
+    guard, pointers, layouts = GradGuard(parameters, NAMES), PointerGuard(parameters), GradLayouts(gradients, True)
+    row = {"a": parameters[0]}
+    members = MemberGuard([parameters], [row])
+    things = [None, True, torch.Tensor, torch.nn.Parameter, row, *parameters, *gradients]
+
+    def look():
+        for sparse in (False, True):  # which ends a pass early
+            written, versions = guard.collect_written()
+            guard.use(written, versions, gradient_references(written))
+            assert guard.collect_written() is None
+            assert pointers.passes(parameters)
+            assert members.passes()
+            present = [*written[:2], written[2].to_sparse() if sparse else None]
+            assert (layouts.pointers(present, True, [True, True, sparse]) is None) == sparse
+            assert layouts.pointers(written, True) is not None
+            _write(parameters)
+
+    look()
+    before = list(map(sys.getrefcount, things))
+    for _ in range(200):
+        look()
+    # Others use None and True, too.
+    assert all(abs(a - b) < 100 for a, b in zip(map(sys.getrefcount, things), before, strict=True))
 
 
 def test_an_inference_gradient_is_refused(parameters):
@@ -148,3 +214,22 @@ def test_layouts_differ_from_gradient_to_gradient():
     copies = [tensor.clone() for tensor in tensors]
     assert layouts.pointers(copies, True).tolist() == [copy.data_ptr() for copy in copies]
     assert layouts.pointers(copies[::-1], True) is None
+
+
+@pytest.mark.parametrize("lacks", ["numba", "the interface", "enough checks"])
+def test_passes_stay_in_python_where_compiled_ones_cannot_be(lacks, monkeypatch):
+    monkeypatch.setattr(guards, "_look", None)
+    monkeypatch.setattr(guards, "_checks", 0)
+    monkeypatch.setattr(guards, "_SOME", 5)
+    monkeypatch.setattr(guards, "_SOME_WITH_NUMBA", 5)
+    monkeypatch.delitem(sys.modules, "tristep.kernels.look", raising=False)
+    if lacks == "numba":
+        monkeypatch.setitem(sys.modules, "numba", None)
+    if lacks == "the interface":  # or it is that of another package
+        monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.9.1"))
+    found = [guards.look_in_use() for _ in range(5 if lacks == "enough checks" else 8)]
+    assert found == [None] * len(found)
+    tensors = [torch.ones(2, 2) for _ in range(3)]
+    guard = PointerGuard(tensors)
+    assert guard.passes(tensors)
+    assert not guard.passes(tensors[::-1])
