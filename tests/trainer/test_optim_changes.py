@@ -115,6 +115,18 @@ def _replace_states(net, optimizer):
             row[key] = value * 0.5 if value.dim() else value
 
 
+def _move_states(net, optimizer):
+    for row in optimizer.state.values():
+        for value in row.values():
+            value.data = value.data.clone()
+
+
+def _turn_state(net, optimizer):
+    for value in optimizer.state[net[0].weight].values():
+        if value.dim():
+            value.data = value.data.t().contiguous().t()
+
+
 def _change_states(net, optimizer):
     for row in optimizer.state.values():
         for value in row.values():
@@ -191,8 +203,8 @@ CHANGES = [
     *(_freeze, _move, _turn, _replace_parameter, _drop_parameter, _add_group, _append_group),
     *(_pop_group_and_return_it, _assign_groups, _reverse_groups, _other_options, _no_momentum),
     *(_zero_gradients, _no_gradients, _pop, _copy_after_pop, _pickle_after_append_group, _replace_states),
-    *(_change_states, _replace_row, _replace_steps, _change_one_step, _state_of_half, _held_state, _set_state, _load),
-    *(_load_with_hooks, _save_with_hooks),
+    *(_move_states, _turn_state, _change_states, _replace_row, _replace_steps, _change_one_step, _state_of_half),
+    *(_held_state, _set_state, _load, _load_with_hooks, _save_with_hooks),
 ]
 
 
@@ -215,7 +227,7 @@ def _steps(net, optimizer, n):
     ],
     ids=["SGD", "AdamW", "NAdam", "ASGD"],
 )
-def test_changes_between_steps_like_torch(name, arguments, change):
+def test_changes_between_steps_like_torch(name, arguments, change, passes):
     found = []
     options = {"lr": 0.02, "foreach": False, **arguments}
     for make in (

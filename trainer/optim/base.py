@@ -6,8 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from itertools import chain, compress
-from operator import is_
+from itertools import compress
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.autograd.graph import increment_version
 from ...kernels import TensorRule
 from ...kernels.checks import DTYPES
 from ...kernels.graphs import current_recording
+from ...kernels.guards import MemberGuard
 from ...kernels.layouts import wrappers
 from ..optimizer.options import check_state_dtype
 from ..step.capture import CapturedStep, check_rule
@@ -342,7 +342,7 @@ class Plans:
         self.records_nothing = not (self._sharded or any(map(torch.Tensor.is_complex, self._parameters)))
         self._state = optimizer.state
         self._rows = [row for row in map(optimizer.state.get, self._parameters) if row is not None]
-        self._objects = self._objects_now()
+        self._guard = MemberGuard([params for _, params, _ in self._groups], [self._state, *self._rows])
 
     def is_valid(self) -> bool:
         """Return whether the plans are right for the next step: only gradients and options of groups have changed."""
@@ -352,18 +352,12 @@ class Plans:
         for (group, params, rule), now in zip(self._groups, optimizer.param_groups, strict=True):
             if group is not now or group["params"] is not params or optimizer._rule(group) is not rule:
                 return False
-        objects = self._objects_now()
-        if len(objects) != len(self._objects) or not all(map(is_, objects, self._objects)):
+        if not self._guard.passes():
             return False
         for plan in self._plans:
             if not plan.is_current(plan.update):
                 return False
         return not self._waiting or all(parameter.grad is None for parameter in self._waiting)
-
-    def _objects_now(self) -> list[Any]:
-        """Return the parameters in the groups, the dicts in `state`, and the values in these."""
-        parameters = chain.from_iterable([params for _, params, _ in self._groups])
-        return [*parameters, *self._state.values(), *chain.from_iterable(map(dict.values, self._rows))]
 
     def prepare(self, in_place: bool = False) -> None:
         """Do everything of a step that may fail, without visible changes. `in_place`: `holds` has just returned True."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ...kernels import Rule, TensorRule, storage
+from ...kernels.guards import PointerGuard
 from ...kernels.language import derivations
 from ...kernels.layouts import is_wrapper
 from ..optimizer.options import STATE_DTYPES
@@ -241,12 +242,13 @@ class NumberTensors:
         types = {kind: default if kind not in kept or (exact and kind == torch.float32) else kind for kind in set(dtypes)}
         dtype = np.result_type(*map(_COUNTS.__getitem__, types.values()))
         self.detached: list[int] = []  # the indices of tensors with memory of their own, for `write`
+        self._guard: PointerGuard | None = None  # of the tensors at the last `read`
         # The numbers after `read`, [n].
         arrays = optimizer._number_arrays if len(types) == 1 else ()
         array = _array_with(tensors, [array for array in arrays if array.dtype == dtype])
         if array is not None:
             self.array, self._tensors = array, tensors
-            self._own_pointers = self._pointers = list(map(_data_ptr, tensors))
+            self._own_pointers = list(map(_data_ptr, tensors))
         else:
             values = [
                 number if tensor is None or getattr(tensor, "is_meta", False) else float(tensor)
@@ -254,7 +256,7 @@ class NumberTensors:
             ]
             self.array = np.array(values, dtype=dtype)
             new = tensors_in(self.array)
-            self._own_pointers = self._pointers = list(map(_data_ptr, new))
+            self._own_pointers = list(map(_data_ptr, new))
             self._tensors = self._put(optimizer, name, rows, new, list(map(types.__getitem__, dtypes)))
         optimizer._number_arrays = [*optimizer._number_arrays, self.array]
 
@@ -276,9 +278,9 @@ class NumberTensors:
         return [row[name] for row in rows]
 
     def read(self) -> None:
-        pointers = list(map(_data_ptr, self._tensors))
-        if pointers != self._pointers:
-            self._pointers = pointers
+        if self._guard is None or not self._guard.passes(self._tensors):
+            pointers = list(map(_data_ptr, self._tensors))
+            self._guard = PointerGuard(self._tensors, pointers)
             self.detached = [i for i, pointer in enumerate(self._own_pointers) if pointers[i] != pointer]
         if self.detached:
             self.array[self.detached] = [self._tensors[i].item() for i in self.detached]
