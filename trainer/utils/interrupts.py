@@ -28,7 +28,7 @@ except ImportError:  # neither CPython nor PyPy
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _Handlers = dict[int, Callable[..., Any]]
-_NUMBERS = int(signal.SIGINT), int(signal.SIGTERM)
+_INTERRUPT, _END = int(signal.SIGINT), int(signal.SIGTERM)
 _NONE: _Handlers = {}
 _waiting = [_NONE]  # the handlers of the signals that wait
 _came: list[tuple[int, Any]] = []  # the signals that wait
@@ -97,8 +97,13 @@ def _begin() -> _Handlers | None:
     """Let signals wait; return the handlers from before, or None if signals wait already or there are none to delay."""
     if get_ident() != main_thread().ident:  # as `gets_signals`, in every step
         return None
-    before = {number: handler for number in _NUMBERS if callable(handler := getsignal(number))}
-    if not before or _note in before.values():
+    interrupt, end = getsignal(_INTERRUPT), getsignal(_END)
+    if interrupt is _note or end is _note:
+        return None
+    before = {_INTERRUPT: interrupt} if callable(interrupt) else {}
+    if callable(end):
+        before[_END] = end
+    if not before:
         return None
     _came.clear()
     _waiting[0] = before
