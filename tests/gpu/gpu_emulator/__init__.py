@@ -9,6 +9,7 @@ sectors.
     arithmetic     what instructions compute, on arrays
     memory         global and shared memory, with all checks
     registers      the values of operands
+    asynchronous   copies to shared memory and products of tensor cores, which take effect where they are waited for
     machine        executes a launch: control flow, and instructions that move data
     stream         launches and copies that are queued, and run late; CUDA graphs of them
     driver         the Triton driver whose GPU this is

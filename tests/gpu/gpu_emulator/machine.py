@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .arithmetic import UNSIGNED, Approximate, compute, dtype_of
+from .asynchronous import Copies, Products
 from .memory import GlobalMemory, Ranges, SharedMemory, Threads
 from .ptx import Block, Instruction, Kernel, unknown
 from .registers import Registers
@@ -87,7 +88,9 @@ class _Batch:
         registers = {f"%{name}": np.broadcast_to(v, self._n).astype(np.uint32) for name, v in special.items()}
         symbols = {name: each.ctypes.data for name, each in launch.kernel.constants.items()}
         symbols |= {"global_smem": 0, "__local_depot0": 0}  # where shared memory begins, or a thread's own
-        self._registers = Registers(self._n, registers, symbols)
+        self._registers = Registers(self._n, registers, symbols, launch.defect)
+        self._copies = Copies(self._registers, self._shared, launch.memory)
+        self._products = Products(self._registers, self._shared)
 
     @property
     def _threads(self) -> Threads:
@@ -168,6 +171,12 @@ class _Batch:
             self._exchange(each, mask)
         elif name in ("ldmatrix", "stmatrix"):
             self._access_matrices(each, mask)
+        elif name == "cp" and each.parts[1] == "async":
+            self._copies.execute(each, mask, self._threads)
+        elif name == "wgmma":
+            self._products.execute(each, mask, self._threads)
+        elif name == "fence" and each.parts[1:3] == ["proxy", "async"]:
+            self._shared.fence(mask)
         elif name not in _ORDERING:
             if not each.operands:
                 raise unknown(each)

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["SECTOR", "Access", "GlobalMemory", "Range", "Ranges", "SharedMemory", "Threads"]
+__all__ = ["PIECE", "SECTOR", "Access", "GlobalMemory", "Range", "Ranges", "SharedMemory", "Threads"]
 
 SECTOR = 32  # bytes, in which memory is read and written
+PIECE = 16  # bytes of a matrix in shared memory that stay together
+_PENDING = 1 << 62  # an epoch after all others, in which what has been started reads or writes
 _SEVERAL = 0xFFFFF  # no thread's number
 _LOWEST = 1 << 16  # address
 _everything = np.ctypeslib.as_array((ctypes.c_uint8 * ((1 << 47) - _LOWEST)).from_address(_LOWEST))
@@ -227,13 +229,15 @@ class SharedMemory:
     """Shared memory of several CTAs, with who has touched each byte last, and in which epoch.
 
     An epoch is the time between two bar.sync: in one epoch, a byte that a thread writes may be touched by no other.
+    What cp.async and wgmma have started but not finished is in an epoch after all others.
     """
 
     def __init__(self, ctas: int, size: int, defect: Defect) -> None:
         self._size, self.defect = size, defect
-        shape = ctas, max(size, 1)
+        shape = ctas, -(-max(size, 1) // PIECE) * PIECE
         self._bytes = np.zeros(shape, dtype=np.uint8)
         self._writer, self._reader = (np.full(shape, -1, dtype=np.int64) for _ in range(2))  # epoch << 20 | thread
+        self._unfenced = np.zeros(shape, dtype=bool)  # not ordered before what wgmma reads
 
     def load(self, address: np.ndarray, mask: Any, size: int, threads: Threads, line: int) -> np.ndarray:
         """uint8 [lanes, size]."""
@@ -251,8 +255,42 @@ class SharedMemory:
         self._check_write("shared store", place, now, me, line)
         self._write(place, value[lanes], me, line)
 
+    def begin_copy(self, address: np.ndarray, mask: Any, size: int, threads: Threads, line: int) -> None:
+        """Note that cp.async will write here."""
+        _, place, now, me = self._places("copy", address, mask, size, threads, line)
+        self._check_write("cp.async", place, now, me, line)
+        self._writer[place] = _PENDING | me & _SEVERAL
+
+    def end_copy(self, address: np.ndarray, mask: Any, value: np.ndarray, threads: Threads, line: int) -> None:
+        """Write what cp.async has read; other threads may read it after a barrier."""
+        lanes, place, _, me = self._places("copy", address, mask, value.shape[1], threads, line)
+        self._write(place, value[lanes], me, line)
+
+    def begin_products(self, pieces: np.ndarray, groups: np.ndarray, threads: Threads, line: int) -> None:
+        """Note that wgmma will read pieces, whose addresses are int64 [groups of threads, ...], for these of the groups."""
+        place, now = self._places_of_pieces(pieces, groups, threads, line)
+        self._check_read("wgmma", self._writer.reshape(-1, PIECE)[place], now, np.int64(-1), line)
+        if self._unfenced.reshape(-1, PIECE)[place].any():
+            self.defect("wgmma reads what was stored with no fence.proxy.async since", line)
+        self._reader.reshape(-1, PIECE)[place] = _PENDING | _SEVERAL
+
+    def end_products(self, pieces: np.ndarray, groups: np.ndarray, threads: Threads) -> np.ndarray:
+        """What wgmma reads now: uint8 [groups, ..., 16], zeros for the other groups."""
+        place, now = self._places_of_pieces(pieces, groups, threads, 0)
+        self._reader.reshape(-1, PIECE)[place] = now | _SEVERAL
+        found = np.zeros((*pieces.shape, PIECE), dtype=np.uint8)
+        found[groups] = self._bytes.reshape(-1, PIECE)[place].reshape(-1, *found.shape[1:])
+        return found
+
+    def fence(self, mask: np.ndarray | None) -> None:
+        """Order what has been stored before what wgmma reads, in CTAs all of whose threads are in the mask."""
+        ctas = slice(None) if mask is None else mask.reshape(len(self._bytes), -1).all(axis=1)
+        self._unfenced[ctas] = False
+
     def _check_read(self, what: str, writer: np.ndarray, now: Any, me: Any, line: int) -> None:
-        if ((writer >= now) & (writer != me)).any():
+        if (writer >= _PENDING).any():
+            self.defect(f"{what} of what cp.async has not been waited for", line)
+        elif ((writer >= now) & (writer != me)).any():
             self.defect(f"{what} races with a store since the last bar.sync", line)
         if (writer < 0).any():
             self.defect(f"{what} of what was never stored", line)
@@ -261,7 +299,9 @@ class SharedMemory:
         writer, reader = self._writer[place], self._reader[place]
         if ((writer >= now) & (writer != me)).any():
             self.defect(f"{what} races with a store since the last bar.sync", line)
-        if ((reader >= now) & (reader != me)).any():
+        if (reader >= _PENDING).any():
+            self.defect(f"{what} to what wgmma reads, which has not been waited for", line)
+        elif ((reader >= now) & (reader != me)).any():
             self.defect(f"{what} races with a load since the last bar.sync", line)
 
     def _write(self, place: Any, value: np.ndarray, me: Any, line: int) -> None:
@@ -269,6 +309,17 @@ class SharedMemory:
         if (self._bytes[place] != value).any():
             self.defect("threads store different values to one place of shared memory", line)
         self._writer[place] = np.broadcast_to(me, place[1].shape)
+        self._unfenced[place] = True
+
+    def _places_of_pieces(self, pieces: np.ndarray, groups: np.ndarray, threads: Threads, line: int) -> tuple[Any, Any]:
+        """Numbers of pieces of all CTAs, and the marks of their epochs."""
+        address = pieces[groups].reshape(groups.sum(), -1)
+        if ((address < 0) | (address + PIECE > self._size)).any():
+            self.defect(f"wgmma reads shared memory out of bounds, {self._size} bytes", line)
+            address = np.clip(address, 0, self._size - PIECE)
+        first = np.flatnonzero(groups) * (len(threads.ids) // len(groups))  # a thread of each group
+        cta = (threads.ids[first] - threads.ids[0]) // threads.per_cta
+        return cta[:, None] * (self._bytes.shape[1] // PIECE) + address // PIECE, threads.epochs[first][:, None, None] << 20
 
     def _places(
         self, kind: str, address: np.ndarray, mask: Any, size: int, threads: Threads, line: int

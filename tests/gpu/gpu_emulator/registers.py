@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,15 +22,23 @@ class Registers:
         n: threads.
         special: values of special registers, such as %tid.x.
         symbols: addresses by name.
+        defect: called with a message of something wrong.
+
+    Attributes:
+        in_flight: names of those that wgmma will write later, which nothing else may use until it has.
     """
 
-    def __init__(self, n: int, special: dict[str, np.ndarray], symbols: dict[str, int]) -> None:
-        self._n, self._special, self._symbols = n, special, symbols
+    def __init__(
+        self, n: int, special: dict[str, np.ndarray], symbols: dict[str, int], defect: Callable[[str], None]
+    ) -> None:
+        self._n, self._special, self._symbols, self._defect = n, special, symbols, defect
         self._arrays: dict[str, np.ndarray] = {}
+        self.in_flight: set[str] = set()
 
     def value(self, operand: Operand, kind: Any) -> Any:
         """An operand's value in a type: an array, or a number that all threads share."""
         if operand.kind in ("register", "special"):
+            self._check(operand)
             found = (self._special if operand.kind == "special" else self._arrays).get(operand.value)
             if found is None:
                 if operand.kind == "special":
@@ -56,6 +65,7 @@ class Registers:
 
     def set(self, operand: Operand, value: Any, mask: np.ndarray | None) -> None:
         """Set a register of the threads in the mask, or of all."""
+        self._check(operand)
         bits, value = UNSIGNED[operand.bits], np.asarray(value)
         if value.dtype.itemsize < np.dtype(bits).itemsize:  # signed numbers keep their sign
             value = value.astype(np.dtype(f"{value.dtype.kind}{np.dtype(bits).itemsize}"))
@@ -68,3 +78,7 @@ class Registers:
     def guard(self, name: str) -> np.ndarray:
         """A predicate by its name."""
         return self._arrays[name]
+
+    def _check(self, operand: Operand) -> None:
+        if operand.value in self.in_flight:
+            self._defect(f"{operand.value} is used before wgmma.wait_group")
