@@ -61,6 +61,7 @@ class Launch:
         numbers: for each reduction its `PerTensorStates`, or None if it keeps nothing.
     """
 
+    engine: str | None = None  # that the user has asked for; a rule of whole tensors may use it or not
     looks_at_tensors = False  # whether it computes on tensors rather than on addresses
     may_raise = False  # whether the rule may raise for the values of tensors
     multiplies_on_host = False  # whether the factor in grad_scale_and_skip is multiplied into `hyper`

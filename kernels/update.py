@@ -407,11 +407,13 @@ class Update:
         rows: Any = slice(None)
         if len(indices) < len(self.weights):
             rows = np.array(indices)
-        return make(
+        launch: Launch = make(
             *(rule, weights, states, None if types[-1] is None else masters, gradient_dtype, aligned),
             *(self.seed, self.grad_scale_and_skip, self.zero_grads),
             *(indices, rows, self.rule.hyper, self.rng_offsets),
         )
+        launch.engine = self.engine
+        return launch
 
     def is_in_place(self) -> bool:
         """Return whether weights and states have the addresses that they had when gradients were bound."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import warnings
+from collections.abc import Callable
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -13,10 +15,21 @@ import torch
 from ..language import Rule, TensorRule
 from ..messages import instance, one_of
 
-__all__ = ["ENGINES", "choose_engine", "engine_for", "has_numba", "has_triton", "launch_class"]
+__all__ = [
+    "ENGINES",
+    "asked_engine",
+    "choose_engine",
+    "computed_by",
+    "engine_for",
+    "has_numba",
+    "has_triton",
+    "launch_class",
+]
 
 ENGINES = ("triton", "cpu", "eager")
 _ALLOWED = f"one of {', '.join(map(repr, ENGINES))}, or None"
+# The engine that the user of the rule of whole tensors that is being computed has asked for.
+asked_engine: ContextVar[str | None] = ContextVar("asked_engine", default=None)
 _OTHER_NAMES = {"gpu": "triton", "cuda": "triton", "numba": "cpu", "native": "cpu", "torch": "eager"}
 
 
@@ -97,6 +110,15 @@ def engine_for(rule: Rule | TensorRule, device: torch.device, asked: str | None,
     """
     chosen = choose_engine(device, asked)
     return "eager" if isinstance(rule, TensorRule) or not in_order else chosen
+
+
+def computed_by(engine: str | None, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what the function returns while `engine` is the `asked_engine`."""
+    before = asked_engine.set(engine)
+    try:
+        return function(*arguments)
+    finally:
+        asked_engine.reset(before)
 
 
 def launch_class(engine: str, whole: bool = False) -> Any:

@@ -15,6 +15,7 @@ from ..launch import Launch, itself
 from ..layouts import widest
 from ..metrics import MetricsBuffer
 from ..transforms.limited import factor_of
+from . import computed_by
 
 TILE = 65536  # elements; on a CPU, a rule's temporaries of this size stay in its caches
 ALONE = 16384  # elements; torch divides longer sums among threads, and the number of threads would affect the result
@@ -370,7 +371,7 @@ class WholeLaunch(_TorchLaunch):
             g = g * rescale
         old = tuple(make([self._read(i, k) for i in members]) for k in range(len(self.states[0])))
         before = make(read).to(self.dtype)
-        compute: Any = self.rule if one else self.rule.compute
+        compute: Any = partial(computed_by, self.engine, self.rule if one else self.rule.compute)
         if self.sums:
             numbers = tuple(number for sums in reversed(self.sums) for number in sums[members[0]].unbind())
             compute = partial(_with_sums, compute, numbers)

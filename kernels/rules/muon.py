@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..backends import asked_engine, choose_engine
 from ..language import TensorRule, rule, tensor_rule
 from .adam import adamw
 from .common import limited
@@ -62,6 +63,10 @@ COEFFICIENTS: dict[str, tuple[Triple, ...]] = {
     ),
     "deepseekv4": (_QUINTIC,) * 8 + ((2.0, -1.5, 0.5),) * 2,
 }
+
+# The rows, or columns if those are fewer, from which symmetric products are computed by half on a GPU: ten of 16 blocks of
+# the largest tile, then fewer. No GPU has timed it.
+SYMMETRIC_FROM = 512
 
 
 @dataclass(frozen=True)
@@ -197,15 +202,15 @@ def _norms(x: torch.Tensor, order: float = 2.0, dtype: torch.dtype | None = None
 
 def iterated(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor:
     """Apply these Newton-Schulz steps to `x`, [(n,) rows, columns] with norms of at most 1, which is overwritten."""
-    multiplied, factors = _multiplied(x), _factors(x)
-    gram = _gram(x)
+    multiplied, factors, (gram_of, symmetric) = _multiplied(x), _factors(x), _symmetric(x)
+    gram = _gram(x, gram_of)
     # Two tensors take turns as a step's result: allocating a large one costs more than writing to it.
     square, new = torch.empty_like(gram), torch.empty_like(x)
     for k, (a, b, c) in enumerate(triples):
         if k:
-            _gram(x, gram)
+            _gram(x, gram_of, out=gram)
         if c:
-            multiplied(gram, gram, gram, beta=b, alpha=c, out=square)
+            symmetric(gram, gram, gram, beta=b, alpha=c, out=square)
             multiplied(x, *factors(square, x), beta=a, out=new)
         else:
             multiplied(x, *factors(gram, x), beta=a, alpha=b, out=new)
@@ -219,28 +224,28 @@ def iterated_on_gram(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor
     Zhang et al. (2026), "Gram Newton-Schulz". Rounding makes small eigenvalues of G negative, and the steps amplify them, so
     G is recomputed before some steps (`restarts_of`).
     """
-    multiplied, factors = _multiplied(x), _factors(x)
+    multiplied, factors, (gram_of, symmetric) = _multiplied(x), _factors(x), _symmetric(x)
     restarts = restarts_of(triples, x.dtype)
     ends = {*(k - 1 for k in restarts), len(triples) - 1}
     product = None  # of the steps since G was computed; None for none
-    gram = _gram(x)
+    gram = _gram(x, gram_of)
     for k, (a, b, c) in enumerate(triples):
-        factor = multiplied(gram, gram, gram, beta=b, alpha=c) if c else b * gram  # less a times the identity
+        factor = symmetric(gram, gram, gram, beta=b, alpha=c) if c else b * gram  # less a times the identity
         if k in ends:
             if product is None:  # a plain step: as many operations, and more accurate
                 x = multiplied(x, *factors(factor, x), beta=a)
             else:
-                x = torch.matmul(*factors(multiplied(product, product, factor, beta=a), x))
+                x = torch.matmul(*factors(symmetric(product, product, factor, beta=a), x))
             if k + 1 < len(triples):
-                product, gram = None, _gram(x)
+                product, gram = None, _gram(x, gram_of)
             continue
-        gram = multiplied(gram, gram, factor, beta=a)
-        gram = multiplied(gram, factor, gram, beta=a)
+        gram = symmetric(gram, gram, factor, beta=a)
+        gram = symmetric(gram, factor, gram, beta=a)
         if product is None:
             product = factor
             product.diagonal(dim1=-2, dim2=-1).add_(a)
         else:
-            product = multiplied(product, product, factor, beta=a)
+            product = symmetric(product, product, factor, beta=a)
     return x
 
 
@@ -253,9 +258,38 @@ def restarts_of(triples: Sequence[Triple], dtype: torch.dtype) -> range:
     return range(2, len(triples), 2 if dtype == torch.bfloat16 else 3)
 
 
-def _gram(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+def halves_pay(x: torch.Tensor) -> bool:
+    """Return whether half of the blocks of a symmetric product are computed: on a GPU with Triton, of large matrices.
+
+    Their rows must begin at multiples of 16 numbers, and addresses in them fit into 32 bits.
+    """
+    rows, columns = x.shape[-2:]
+    if (
+        x.device.type != "cuda"
+        or min(rows, columns) < SYMMETRIC_FROM
+        or rows % 16
+        or columns % 16
+        or rows * columns > 2**30
+        or choose_engine(x.device, asked_engine.get()) != "triton"
+    ):
+        return False
+    from ..backends.triton.symmetric import works_on
+
+    return works_on(x.device)
+
+
+def _symmetric(x: torch.Tensor) -> tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]:
+    """Return functions for symmetric y z, and for symmetric beta x + alpha y z."""
+    if not halves_pay(x):
+        return torch.matmul, _multiplied(x)
+    from ..backends.triton.symmetric import symmetric_product
+
+    return partial(symmetric_product, None), symmetric_product
+
+
+def _gram(x: torch.Tensor, product: Callable[..., torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
     """Return the inner products of the rows of `x`, or of its columns if those are fewer."""
-    return torch.matmul(*((x, x.mT) if x.shape[-2] <= x.shape[-1] else (x.mT, x)), out=out)
+    return product(*((x, x.mT) if x.shape[-2] <= x.shape[-1] else (x.mT, x)), out=out)
 
 
 def _factors(x: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:

@@ -20,7 +20,7 @@ if not has_numba():
     pytest.skip("needs numba, whose loops are what the kernels are compared with", allow_module_level=True)
 
 from gpu_emulator import captured
-from gpu_emulator.cases import CodeCase, RuleCase, cases
+from gpu_emulator.cases import CodeCase, ProductCase, RuleCase, cases
 
 pytestmark = pytest.mark.slow
 TESTS = Path(__file__).parents[1]
@@ -55,12 +55,13 @@ result = captured.find_captured(*arguments)
 """
 
 
-# Sums, guards, packed states and a code.
+# Sums, guards, packed states, a code and a product.
 QUICK = (
     RuleCase("lamb+agc+skipping+jointly"),
     RuleCase("adamw", control=(0.125, 0.0), zero_grads=True),
     RuleCase("sgd_momentum", state="uint8", seed=3),
     CodeCase("int8", 1025, "float16", residual=False),
+    ProductCase((2, 144, 208), "bfloat16", "tn", True, 2),
 )
 
 
@@ -282,7 +283,7 @@ def test_the_smoke_test_of_gpus_passes_on_the_emulator(error, emulated):
 XDIST = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")
 FILES = (
     *("grad_scale_and_skip", "language", "layouts", "metrics", "norms", "packed", "parity", "random"),
-    *("reduction_state", "reductions", "stochastic_rounding", "storage", "compress"),
+    *("reduction_state", "reductions", "stochastic_rounding", "storage", "symmetric", "compress"),
     *("limited", "transforms", "transforms_weights", "weight_unchanged"),
 )
 

@@ -1,18 +1,23 @@
 """The iteration of Newton and Schulz: published lists of coefficients, the form on the products of rows, blocks of rows."""
 
+import math
 from importlib import import_module
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from tristep.kernels import Update, rules
+from tristep.kernels.backends import computed_by
 from tristep.kernels.states import states_for
 
 muon = import_module("tristep.kernels.rules.muon")  # the family, which is named like its rule
 
 LISTS = muon.COEFFICIENTS
 BF16, F16, F64 = torch.bfloat16, torch.float16, torch.float64
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def through(values, triples):
@@ -133,6 +138,77 @@ def test_defaults_are_as_accurate_as_torch(kind, shape):
     error, of_float16, on_cpu = (float((result.double() - exact).norm() / exact.norm()) for result in results)
     assert of_float16 < LARGEST[kind][0] * error
     assert on_cpu < LARGEST[kind][1] * error
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (64, 128), (64, 256), (192, 64)], ids=str)
+@pytest.mark.parametrize("kind", LARGEST)
+def test_triton_halves_are_as_accurate_as_whole_products(kind, shape, monkeypatch):
+    """But for what summing in another order makes, and in the Gram form for rounding what is symmetric without it."""
+    pytest.importorskip("triton", reason="Triton has builds for Linux only")
+    x = drawn(kind, *shape)
+    exact = through_the_polynomials(x, LISTS["quintic"])
+    errors = []
+    for by_half in (False, True):
+        monkeypatch.setattr(muon, "halves_pay", lambda x, by_half=by_half: by_half)
+        found = muon.orthogonalized(x.float()[None].to(DEVICE), LISTS["quintic"], 1e-7, None, F16)[0].cpu()
+        errors.append(float((found.double() - exact).norm()))
+    assert errors[1] < 1.25 * errors[0]
+
+
+class Counted(FlopCounterMode):
+    """Operations of all products: those of torch, and those of symmetric ones, by their blocks."""
+
+    by_half = 0
+
+    def symmetric_product(self, added, left, right, *, beta=1.0, alpha=1.0, out=None):
+        symmetric = import_module("tristep.kernels.backends.triton.symmetric")
+        block = symmetric.TILES[0].block
+        *stack, rows, depth = left.shape
+        self.by_half += 2 * math.prod(stack) * symmetric.n_programs(rows, block) * block**2 * depth
+        return left.new_empty((*stack, rows, rows)) if out is None else out
+
+
+# By the longer side over the shorter: whether the Gram form is taken; in cubes of the shorter, whole products, and halves.
+COUNTS = {1: (False, 30, 20), 2: (True, 44, 26), 4: (True, 60, 38)}
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["", "turned"])
+@pytest.mark.parametrize("times", COUNTS)
+def test_operations_of_five_steps(times, turned, monkeypatch):
+    """Counted by torch, and by blocks. With the blocks on the diagonal it is a little more than half."""
+    symmetric = pytest.importorskip("tristep.kernels.backends.triton.symmetric", reason="Triton has builds for Linux only")
+    n, gram, *expected = 2**14, *COUNTS[times]
+    shape = (times * n, n) if turned else (n, times * n)
+    assert gram == muon.uses_gram(*shape, F16)
+    for by_half, most in zip((False, True), expected, strict=True):
+        monkeypatch.setattr(muon, "halves_pay", lambda x, by_half=by_half: by_half)
+        with Counted(display=False) as counted:
+            monkeypatch.setattr(symmetric, "symmetric_product", counted.symmetric_product)
+            muon.orthogonalized(torch.empty(1, *shape, device="meta"), LISTS["quintic"], 1e-7, gram, F16)
+        found = (counted.get_total_flops() + counted.by_half) / n**3
+        assert most <= found <= (1.01 if by_half else 1.0) * most
+
+
+# Shapes, what the GPU can do, the engine that was asked for, and whether Triton makes no fence.
+PAYS = [((512, 512), (9, 0), None, True), ((4096, 1024), (8, 0), "triton", True), ((512, 512), (10, 0), None, False)]
+PAYS_NOT = [
+    *(((496, 4096), (9, 0), None, False), ((1024, 1000), (9, 0), None, False), ((2**15, 2**16), (9, 0), None, False)),
+    *(((1024, 1024), (7, 5), None, False), ((1024, 1024), (9, 0), "eager", False), ((512, 512), (10, 0), None, True)),
+]
+
+
+@pytest.mark.parametrize("given", [*PAYS, *PAYS_NOT], ids=str)
+def test_half_of_the_blocks_of_large_matrices_on_gpus_with_triton(given, monkeypatch):
+    symmetric = pytest.importorskip("tristep.kernels.backends.triton.symmetric", reason="Triton has builds for Linux only")
+    shape, capability, engine, unfenced = given
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(muon, "choose_engine", lambda device, asked: asked or "triton")
+    monkeypatch.setattr(symmetric, "UNFENCED", unfenced)
+    symmetric.works_on.cache_clear()
+    x = SimpleNamespace(shape=(2, *shape), device=torch.device("cuda", 0))
+    assert computed_by(engine, muon.halves_pay, x) == (given in PAYS)
+    symmetric.works_on.cache_clear()
+    assert not muon.halves_pay(SimpleNamespace(shape=shape, device=torch.device("cpu")))
 
 
 NORMALIZED = {

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tristep.kernels import TensorRule, Update, rule, rules, storage, tensor_rule, update
-from tristep.kernels.backends import eager
+from tristep.kernels.backends import asked_engine, eager
 from tristep.kernels.layouts import compute_dtype
 from tristep.kernels.rules.matrix import eigenvectors
 from tristep.kernels.states import states_for
@@ -134,6 +134,20 @@ def test_whatever_engine_is_asked_for_it_is_torch(place):
     assert Update(rules.sgd, [w], [()], engine=place.engine).engines() == [place.engine]
     with pytest.raises(ValueError, match="engine='tritom'"):
         Update(normalized, [w], [()], engine="tritom")
+
+
+def test_rules_may_see_which_engine_is_asked_for(place):
+    seen = []
+
+    @tensor_rule
+    def asking(w, g, state, hyper):
+        (lr,) = hyper
+        seen.append(asked_engine.get())
+        return w - lr * g, state
+
+    w, g = torch.ones(2, 3, device=place.device).unbind()
+    update(asking, [w], [g], [()], {"lr": 1.0}, engine=place.engine)
+    assert [*seen, asked_engine.get()] == [place.engine, None]
 
 
 # ---- states in low precision -----------------------------------------------------------------------------------------

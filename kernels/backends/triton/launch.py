@@ -304,7 +304,7 @@ class KernelCall:
         self._run: Any = None
         self._arguments, self._constants = tuple(arguments), tuple(constants.values())
 
-    def __call__(self, *last: int) -> None:
+    def __call__(self, *last: Any) -> None:
         if self._run is not None:
             self._run(*last, *self._constants)
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, reduce
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
@@ -19,7 +20,17 @@ from tristep.kernels.layouts import compute_dtype
 from tristep.kernels.states import states_for
 from tristep.trainer import Telemetry
 
-__all__ = ["SHAPES", "SIZES", "CodeCase", "RuleCase", "ShapedCase", "cases", "difference", "largest_difference"]
+__all__ = [
+    "SHAPES",
+    "SIZES",
+    "CodeCase",
+    "ProductCase",
+    "RuleCase",
+    "ShapedCase",
+    "cases",
+    "difference",
+    "largest_difference",
+]
 
 # Below, at and above a block of packed states (128) and a tile (1,024), and several tiles.
 SIZES = (0, 1, 3, 127, 128, 1023, 1024, 1025, 5000, 2048, 129)
@@ -308,8 +319,65 @@ class CodeCase(NamedTuple):
         return {name: tensors for name, tensors in found.items() if not self.special or tensors[0].is_floating_point()}
 
 
-def cases() -> Iterator[RuleCase | ShapedCase | CodeCase]:
-    """All cases: each rule in each type, and those of `_EXTENSIVE` with all storage; each code."""
+class ProductCase(NamedTuple):
+    """2 x y, or with a matrix added 2 x y - added / 2: what is above the diagonal, mirrored.
+
+    Attributes:
+        shape: of x.
+        dtype: the name of its type.
+        layout: "nt", "tn" or "nn": whether each of the factors is transposed in memory.
+        added: whether a matrix is added.
+        tile: which of the kernel's tiles is taken.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float16"
+    layout: str = "nt"
+    added: bool = False
+    tile: int = 0
+    limit = 1
+
+    def __str__(self) -> str:
+        given = {k: v for k, v in self._asdict().items() if k != "shape" and v != self._field_defaults[k]}
+        return "-".join(["product", "x".join(map(str, self.shape)), *(k if v is True else f"{v}" for k, v in given.items())])
+
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Both factors, and what is added or None."""
+        rng, dtype = np.random.default_rng(7), getattr(torch, self.dtype)
+        *stack, rows, depth = self.shape
+
+        def drawn(rows: int, columns: int, turned: bool) -> torch.Tensor:
+            size = (columns, rows) if turned else (rows, columns)
+            values = torch.as_tensor(rng.normal(size=(*stack, *size)))
+            found = _placed(values, dtype)
+            return found.mT if turned else found
+
+        left, right = drawn(rows, depth, self.layout[0] == "t"), drawn(depth, rows, self.layout[1] == "t")
+        matrix = drawn(rows, rows, False)
+        return left, right, (matrix.triu() + matrix.triu(1).mT).contiguous() if self.added else None
+
+    def compare(self) -> tuple[float, str]:
+        """The largest error as a share of what rounding each sum and the result may give, and where it is."""
+        from tristep.kernels.backends.triton import symmetric
+
+        left, right, added = self.tensors()
+        tiles = mock.patch.object(symmetric, "_tiles_of", return_value=(symmetric.TILES[self.tile],))
+        with tiles, mock.patch.dict(symmetric._calls, clear=True):
+            result = symmetric.symmetric_product(added, left, right, alpha=2.0, beta=-0.5)
+        if not torch.equal(result, result.mT):
+            return float("inf"), "the result, which is not symmetric"
+        found, x, y = (each.double() for each in (result, left, right))
+        other = torch.zeros(()) if added is None else added.double()
+        exact, size = 2 * x @ y - other / 2, 2 * x.abs() @ y.abs() + other.abs() / 2
+        info, depth = torch.finfo(result.dtype), self.shape[-1]
+        sums = (depth + 3) * 2.0**-24 * size  # products are exact; so many roundings, of at most that size each
+        shares = ((found - exact).abs() / (sums + info.eps / 2 * (exact.abs() + sums).clamp(min=info.tiny))).triu()
+        worst = int(shares.nan_to_num(float("inf")).argmax())
+        return float(shares.flatten()[worst]), f"element {worst}"
+
+
+def cases() -> Iterator[RuleCase | ShapedCase | CodeCase | ProductCase]:
+    """All cases: each rule in each type, and those of `_EXTENSIVE` with all storage; each code; products of matrices."""
     for name in rules.__all__:
         rule = getattr(rules, name)
         if isinstance(rule, ShapedRule):
@@ -365,6 +433,16 @@ def cases() -> Iterator[RuleCase | ShapedCase | CodeCase]:
         yield CodeCase(name, 1025, "float16", residual=False)
         yield CodeCase(name, 5000, ranks=3)
         yield CodeCase(name, 5000, "bfloat16", residual=False, ranks=3, special=True)
+    for k, layout in enumerate(("nt", "tn", "nn")):
+        for tile in range(4):
+            dtype, added = ("float16", "bfloat16")[(k + tile) % 2], (k + tile // 2) % 2 == 0
+            yield ProductCase((256, 64), dtype, layout, added, tile)  # no masks
+            yield ProductCase((2, 144, 208), dtype, layout, added, tile)  # rows of 16 bytes, and a part of a block
+            yield ProductCase((2, 130, 70), dtype, layout, added, tile)  # rows that begin anywhere
+    for layout in ("nt", "tn"):
+        yield ProductCase((1, 1), "bfloat16", layout, True)
+        yield ProductCase((3, 300), "float16", layout)
+        yield ProductCase((300, 3), "bfloat16", layout)
 
 
 def largest_difference(expected: Tensors, found: Tensors) -> tuple[float, str]:

@@ -17,7 +17,7 @@ from tristep.kernels.launch import GRADIENT
 from tristep.kernels.metrics import update_square
 from tristep.kernels.rules import adamw
 
-from .cases import RuleCase, largest_difference
+from .cases import ProductCase, RuleCase, largest_difference
 from .driver import install
 from .stream import late
 
@@ -32,13 +32,17 @@ EXPECTED = {  # what a message must say
     "no barriers": "since the last bar.sync",
     "swapped rows of pointers": "differs in",
     "a tile done twice": "race of CTAs",
+    "copies not waited for": "wgmma of what cp.async has not been waited for",
+    "products not waited for": "is used before wgmma.wait_group",
+    "copies over what is read": "cp.async to what wgmma reads",
+    "no fence of shared memory": "no fence.proxy.async since",
 }
 
 
 def find_all() -> dict[str, list[str]]:
     """What is found wrong, by defect; and by "nothing" what is without any."""
     plain, lamb, sgd = RuleCase("adamw"), RuleCase("lamb"), RuleCase("sgd")
-    nothing = *_found(plain), *_found(lamb), *_found(sgd, before=_move_beyond_32_bits)
+    nothing = *_found(plain), *_found(lamb), *_found(sgd, before=_move_beyond_32_bits), *_found_in_products()
     return {
         "nothing": list(nothing),
         "a store without its mask": _found(sgd, _without_masks),
@@ -47,6 +51,10 @@ def find_all() -> dict[str, list[str]]:
         "no barriers": _found(lamb, _without_barriers),
         "swapped rows of pointers": _found(plain, before=_swap_states),
         "a tile done twice": _found(plain, before=_repeat_tile),
+        "copies not waited for": _found_in_products(r"cp\.async\.wait_group \d;"),
+        "products not waited for": _found_in_products(r"wgmma\.wait_group\.sync\.aligned 0;"),
+        "copies over what is read": _found_in_products(r"wgmma\.wait_group\.sync\.aligned 1;"),
+        "no fence of shared memory": _found_in_products(r"fence\.proxy[^;]*;"),
     }
 
 
@@ -67,6 +75,20 @@ def _found(
         emulator.edit = None
     difference, where = largest_difference(case.run("cpu", _SIZES), got)
     return [*emulator.defects, *([f"differs in {where}"] if difference > case.limit else [])]
+
+
+def _found_in_products(without: str | None = None) -> list[str]:
+    """What is found wrong with a product of matrices, after the instructions that fit a pattern have been taken out."""
+    emulator = install()
+    emulator.defects.clear()
+    if without is not None:
+        pattern = re.compile(without.replace(" ", r"\s+"))
+        emulator.edit = partial(pattern.sub, "")
+    try:
+        share, where = ProductCase((128, 448)).compare()
+    finally:
+        emulator.edit = None
+    return [*emulator.defects, *([f"differs in {where}"] if share > ProductCase.limit else [])]
 
 
 def _without_masks(ptx: str) -> str:

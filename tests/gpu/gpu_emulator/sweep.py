@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tristep.kernels import compress
-from tristep.kernels.backends.triton import reduce
+from tristep.kernels.backends.triton import reduce, symmetric
 from tristep.kernels.backends.triton.compile import compile_for, options_of
 from tristep.kernels.compress.triton import compile_for as compile_code
 from tristep.trainer import Telemetry
 
-from .cases import CodeCase, RuleCase, ShapedCase, cases
+from .cases import CodeCase, ProductCase, RuleCase, ShapedCase, cases
 from .driver import install
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
@@ -50,6 +51,8 @@ SAMPLE = (
     ShapedCase("adafactor", "bfloat16", "uint8"),
     ShapedCase("came", "bfloat16"),
     ShapedCase("group_adagrad"),
+    ProductCase((256, 64)),
+    ProductCase((130, 70), "bfloat16", "tn", True),
 )
 # Of rules with means, whose kernels depend on the tensors' shapes: these are launched by a driver that runs nothing.
 MEANS = (
@@ -66,7 +69,7 @@ def main() -> None:
     arguments = parser.parse_args()
     chosen, compiled, failed = list(_kernels(_compiled_cases())), 0, []
     for target in arguments.targets:
-        for name, make in chosen:
+        for name, make in [*chosen, *_products(target)]:
             try:
                 found = make(TARGETS[target]).metadata
                 compiled += 1
@@ -119,11 +122,36 @@ def _launched(case: ShapedCase, target: GPUTarget) -> list[dict[str, Any]]:
     return found
 
 
+def _products(target: str) -> Iterator[tuple[str, Callable[[GPUTarget], Any]]]:
+    """A name, and a function that compiles for a target, of the product's kernel with each tile that fits there.
+
+    There are none for GPUs whose products are torch's.
+    """
+    if target == "sm_75" or (target == "sm_100" and symmetric.UNFENCED):
+        return
+    for k, tile in enumerate(symmetric.TILES):
+        for layout in ("nt", "tn", "nn"):
+            case = ProductCase((2, 256, 256), ("float16", "bfloat16")[k % 2], layout, layout == "nn", k)
+            if tile.shared <= SHARED[target]:
+                yield str(case), partial(compile_product, case)
+
+
+def compile_product(case: ProductCase, target: GPUTarget) -> Any:
+    """Compile for a case's tile, types and layouts, as for rows that are multiples of 16 numbers."""
+    pointer = {"bfloat16": "*bf16", "float16": "*fp16"}[case.dtype]
+    types = dict.fromkeys(("left", "right", "added", "out"), pointer) | {"alpha": "fp32", "beta": "fp32"}
+    constants, options = symmetric.constants_and_options(symmetric.TILES[case.tile], *case.shape[-2:], target)
+    constants |= {} if case.added else {"added": None}
+    constants |= {"left_column" if case.layout[0] == "n" else "left_row": 1}
+    constants |= {"right_column" if case.layout[1] == "n" else "right_row": 1}
+    return _compile(symmetric.symmetric_kernel, types, constants, target, 16, **options)
+
+
 def _compiled_cases() -> Iterator[RuleCase | CodeCase]:
     """All rules in three types, all storage of those rules that have each, codes in two forms."""
     for case in cases():
-        if isinstance(case, ShapedCase):
-            continue  # see _launched
+        if isinstance(case, ShapedCase | ProductCase):
+            continue  # see _launched and _products
         if isinstance(case, CodeCase):
             if case.n == 5000:
                 yield case
@@ -182,9 +210,17 @@ def _kernels_of_code(case: CodeCase) -> Iterator[tuple[str, Callable[[GPUTarget]
         yield f"{case}, {reads} to {writes}", lambda target, job=job: compile_code(target, job)
 
 
-def _compile(kernel: Any, types: dict[str, str], constants: dict[str, Any], target: GPUTarget, **options: Any) -> Any:
+def _compile(
+    kernel: Any, types: dict[str, str], constants: dict[str, Any], target: GPUTarget, by: int = 1, **options: Any
+) -> Any:
+    """Compile for pointers and integers that are multiples of `by`."""
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
-    source = ASTSource(kernel, signature=signature, constexprs=constants)
+    hints = {
+        (k,): [["tt.divisibility", by]]
+        for k, kind in enumerate(signature.values())
+        if by > 1 and kind not in ("constexpr", "fp32")
+    }
+    source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=hints)
     return triton.compile(source, target=target, options=options)
 
 
