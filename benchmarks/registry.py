@@ -294,8 +294,8 @@ def muon_steps(workload: Workload, device: str) -> Steps:
     """Whole steps of Muon, in each way to compute it, and of NorMuon."""
     params = parameters(workload, device)
 
-    def of(name: str, **arguments: Any) -> Step:
-        trainer = tristep.Trainer(params, name, {"learning_rate": 1e-3, "wd": 0.1, **arguments})
+    def of(name: str, engine: str | None = None, **arguments: Any) -> Step:
+        trainer = tristep.Trainer(params, name, {"learning_rate": 1e-3, "wd": 0.1, **arguments}, engine=engine)
         return Step(partial(trainer.step, 1), as_written(params))
 
     return {
@@ -303,6 +303,8 @@ def muon_steps(workload: Workload, device: str) -> Steps:
         "torch": Step(torch.optim.Muon(params, lr=1e-3, weight_decay=0.1).step),
         "Gram form": of("muon", gram=True),
         "no Gram form": of("muon", gram=False),
+        "bfloat16": of("muon", iteration_dtype="bfloat16"),
+        "whole products": of("muon", engine="eager"),
         "NorMuon": of("normuon"),
     }
 

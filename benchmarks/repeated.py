@@ -28,6 +28,7 @@ SECONDS, PROCESSES, SMOKE = 15 * 60, 5, 180  # SMOKE: seconds kept for the smoke
 # In order, of run.py: a part, and a pattern for its rows.
 PLAN = {
     "muon": ("matrices", "2,048|4,096|24 x 256"),
+    "products": ("products", "."),
     "rules": ("rules", "^(adafactor|came|group_adagrad|novograd)$"),
     "steps": ("steps", "ResNet|GPT-2"),
     "loading": ("changes", "after loading"),
@@ -91,7 +92,7 @@ def dry() -> None:
 
     os.environ["TRISTEP_ENGINE"] = "triton"
     driver = fake_driver.install()
-    for table in map(vars(workloads).get, ("STEPS", "RULES", "MUON", "MATRICES")):
+    for table in map(vars(workloads).get, ("STEPS", "RULES", "MUON", "MATRICES", "STACKS")):
         table["cpu"] = table["cuda"]  # type: ignore[index]
     sys.argv.append("--dry")
     run.main()

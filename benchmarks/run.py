@@ -24,6 +24,7 @@ The parts:
     stored      weights and states in low precision
     rules       every rule on one large matrix, against its peers
     matrices    Muon on many matrices
+    products    X X^T by half of its blocks, against torch's whole product (GPU)
     compression gradients as codes of a few bits
     graph       whole training steps as CUDA graphs (GPU)
     memory      what a step of AdamW allocates (GPU)
@@ -357,6 +358,25 @@ def time_matrices(device: str, rows: re.Pattern[str] = _ALL) -> Table:
     }
 
 
+def time_products(device: str, rows: re.Pattern[str] = _ALL) -> Table:
+    """X X^T in float16 and bfloat16: half of its blocks computed, and torch's whole product."""
+    from tristep.kernels.backends.triton.symmetric import symmetric_product
+
+    print("X X^T")
+    found = {}
+    for workload in workloads.STACKS[device]:
+        for dtype in (torch.float16, torch.bfloat16):
+            name = f"{workload.name}, {str(dtype).removeprefix('torch.')}"
+            if rows.search(name):
+                x = torch.randn(len(workload.shapes), *workload.shapes[0], device=device).to(dtype)
+                steps = {
+                    "tristep": Step(partial(symmetric_product, None, x, x.mT)),
+                    "torch": Step(partial(torch.bmm, x, x.mT)),
+                }
+                found[name] = race(name, steps, device)
+    return found
+
+
 def time_compression(device: str) -> Table:
     """Quantising, error feedback and packing of one bucket in one pass, against torch's operations."""
     n = workloads.BUCKET[device]
@@ -435,6 +455,7 @@ PARTS: dict[str, Callable[..., Any]] = {
     "stored": time_stored,
     "growth": time_growth,
     "matrices": time_matrices,
+    "products": time_products,
     "compression": time_compression,
     "graph": time_graph,
     "memory": measure_memory,
@@ -443,8 +464,8 @@ PARTS: dict[str, Callable[..., Any]] = {
     "rules": time_rules,
     "compiled": time_compiled,
 }
-_BY_ROWS = ("steps", "new", "changes", "rules", "matrices")  # whose functions take a pattern
-_NOT_ON = {"cpu": ("memory", "graph"), "cuda": ("host",)}
+_BY_ROWS = ("steps", "new", "changes", "rules", "matrices", "products")  # whose functions take a pattern
+_NOT_ON = {"cpu": ("memory", "graph", "products"), "cuda": ("host",)}
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ __all__ = [
     "MATRICES",
     "MUON",
     "RULES",
+    "STACKS",
     "STEPS",
     "STORED",
     "TENSORS",
@@ -39,7 +40,7 @@ class Workload:
 
 def shrink() -> None:
     """Replace all workloads by a few small tensors under the same names."""
-    for tables in (STEPS, TENSORS, ELEMENTS, TELEMETRY, MATRICES):
+    for tables in (STEPS, TENSORS, ELEMENTS, TELEMETRY, MATRICES, STACKS):
         tables.update({device: tuple(map(_shrunk, sizes)) for device, sizes in tables.items()})
     for table in (CHANGED, STORED, RULES, MUON):
         table.update({name: _shrunk(workload) for name, workload in table.items()})
@@ -158,3 +159,13 @@ MATRICES = {
     )
 }
 MATRICES["cuda"] = (*MATRICES["cpu"], MUON["cuda"], Workload("8 x 1,024 x 4,096", ((1024, 4096),) * 8))
+# Stacks of matrices whose products with themselves Muon needs.
+STACKS = {
+    "cpu": (),
+    "cuda": (
+        MUON["cuda"],
+        Workload("8 x 1,024 x 4,096", ((1024, 4096),) * 8),
+        Workload("24 x 512 x 2,048", ((512, 2048),) * 24),
+        Workload("24 x 256 x 1,024", ((256, 1024),) * 24),
+    ),
+}

@@ -10,6 +10,7 @@ repeated, unless they are named. It needs torch and Triton only: no numba, and n
     rules         every rule in three types, against the eager engine, which computes in torch's operations
     optimizers    ten steps of tristep.optim against torch.optim
     storage       AdamW with every kind of storage, against the eager engine
+    products      symmetric products with every tile, against float64; a step of Muon with them, against whole products
     graphs        a captured training step, replayed with another learning rate, against the same steps without a graph
     waiting       steps in which torch refuses whatever makes the host wait for the GPU
 """
@@ -140,6 +141,44 @@ def _train(dtype: torch.dtype, device: str, engine: str, options: dict[str, Any]
     return [param.detach() for param in params]
 
 
+def products(device: str) -> dict[str, Any]:
+    from tristep.kernels.backends.triton import symmetric
+
+    found: dict[str, Any] = {}
+    for dtype in (torch.float16, torch.bfloat16):
+        for n, rows, depth in ((2, 256, 192), (1, 144, 208), (2, 130, 70)):
+            for layout in ("nt", "tn", "nn"):
+                torch.manual_seed(0)
+                x, y = torch.randn(n, rows, depth).to(device, dtype), torch.randn(n, depth, rows).to(device, dtype)
+                x = x.mT.contiguous().mT if layout[0] == "t" else x
+                y = y.mT.contiguous().mT if layout[1] == "t" else y
+                added = torch.randn(n, rows, rows).to(device, dtype).triu()
+                added += added.triu(1).mT
+                # The tile that is chosen, by times on a GPU, and then each.
+                results = [symmetric.symmetric_product(added, x, y, beta=-0.5, alpha=2.0)]
+                for tile in symmetric._tiles_of(x.device):
+                    results.append(torch.empty_like(added))
+                    symmetric._made(tile, x, y)(x, y, added, results[-1], -0.5, 2.0)
+                if not all(torch.equal(results[0], result) for result in results):
+                    raise AssertionError(f"other bits with another tile: {dtype}, {n} of {rows} x {depth}, {layout}")
+                exact = (2.0 * x.double() @ y.double() - 0.5 * added.double()).triu()
+                exact += exact.triu(1).mT
+                found[f"{dtype}, {n} of {rows} x {depth}, {layout}"] = _largest([results[0]], [exact.to(dtype)])
+    if wrong := {name: ulps for name, ulps in found.items() if not ulps <= 1}:
+        raise AssertionError(f"ulps from float64: {wrong}")
+    steps = []
+    for engine in (None, "eager"):
+        torch.manual_seed(0)
+        param = torch.nn.Parameter(torch.zeros(512, 1024, device=device))
+        param.grad = torch.randn(512, 1024).to(device)
+        tristep.Trainer([param], "muon", {"learning_rate": 1.0}, engine=engine).step(1)
+        steps.append(param.detach())
+    error = float((steps[0] - steps[1]).norm() / steps[1].norm())
+    if not error < 0.02:
+        raise AssertionError(f"a step of Muon is off by {error} from one with whole products")
+    return {"cases": len(found), "most_ulps": max(found.values()), "difference_of_a_step": error}
+
+
 def graphs(device: str) -> dict[str, Any]:
     results = []
     for captured in (True, False):
@@ -223,6 +262,7 @@ PARTS = {
     "rules": rules_alone,
     "optimizers": optimizers,
     "storage": storage,
+    "products": products,
     "graphs": graphs,
     "waiting": waiting,
 }

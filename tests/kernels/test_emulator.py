@@ -264,7 +264,7 @@ from gpu_emulator.driver import install
 
 install().set_error(arguments)
 try:
-    result = {name: gpu_smoke.PARTS[name]("cpu") for name in ("rules", "optimizers", "storage")}
+    result = {name: gpu_smoke.PARTS[name]("cpu") for name in ("rules", "optimizers", "storage", "products")}
 finally:
     install().set_error(None)
 """
@@ -277,6 +277,7 @@ def test_the_smoke_test_of_gpus_passes_on_the_emulator(error, emulated):
     found = emulated.run(SMOKE, error)
     assert found["rules"]["cases"] > 100
     assert found["optimizers"]["cases"] == 10
+    assert found["products"]["cases"] == 18
 
 
 # Tests that ask for the triton engine. Triton's interpreter runs these everywhere else.
