@@ -41,12 +41,14 @@ class RecordedUpdate:
     def __init__(self, update: Any) -> None:
         self.update, self._groups = update, update.groups
         self._gradients = [group.addresses[GRADIENT].copy() for group in self._groups]
+        self._forms = update.graph_forms()
         # The graph reads and writes these tensors, so keep them alive.
         self._kept = [reference() for reference in update.references], [group.sources for group in self._groups]
 
     def is_valid(self) -> bool:
-        """Return whether the weights and states still have the addresses that the graph's kernels use."""
-        return self.update.groups is self._groups and self.update.is_in_place()
+        """Return whether weights and states have the addresses, and the numbers written last those, that the graph has."""
+        update = self.update
+        return update.groups is self._groups and update.is_in_place() and update.graph_forms() == self._forms
 
     def upload(self) -> None:
         for group, addresses in zip(self._groups, self._gradients, strict=True):

@@ -170,6 +170,10 @@ class Launch:
     def compute_ahead(self) -> None:
         """Compute new values without writing them, if `may_raise`; the next `compute` writes them."""
 
+    def graph_form(self) -> Any:
+        """Return what a CUDA graph of this launch keeps of the present numbers, to be compared; None for nothing."""
+        return None
+
     def unconditional(self) -> Callable[[], None]:
         """Return what `compute` calls where no step is skipped and gradients have no scale."""
         return self.compute

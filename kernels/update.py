@@ -556,6 +556,19 @@ class Update:
             reduce_nothing(self.rule, self.reduces_like, self.all_reduce_global, self.begun)
         self.begun = False
 
+    @property
+    def keeps_numbers(self) -> bool:
+        """Whether a CUDA graph of a step keeps some of its numbers, as those of a rule of whole tensors do."""
+        return isinstance(self.rule, TensorRule)
+
+    def graph_forms(self) -> list[Any]:
+        """Return `graph_form` of all launches for the numbers in `hyper`."""
+        if not self.keeps_numbers:
+            return []
+        for group in self._groups:
+            group.write_hyper(self.hyper)
+        return [group.graph_form() for group in self._groups]
+
     def _refuse_to_capture_strided(self) -> None:
         """Raise RuntimeError if torch's operations step a weight, because the compiled engines cannot walk its rows."""
         if not any(group.looks_at_tensors and group.parts is not None for group in self._groups):

@@ -27,6 +27,7 @@ def tensor_rule(
     full_precision: Sequence[str] = (),
     nonnegative: Sequence[str] = (),
     never_raises: bool = False,
+    on_device: Sequence[str] = (),
 ) -> Any:
     """Make an update rule of whole tensors from a function `(w, g, state, hyper) -> (new_w, new_state)` in torch operations.
 
@@ -55,12 +56,16 @@ def tensor_rule(
         nonnegative: names of states that are never negative, so that 8 bits can resolve more values.
         never_raises: whether the function raises for no values of the tensors. Its results are then written at once, and
             a step needs less memory: room for the new values of one tensor, or stack, instead of all. Default: False.
+        on_device: names of hyper-parameters that the function takes as numbers and as float64 tensors without dimensions on
+            the weights' device. With `never_raises`, steps of such a rule can be captured as a CUDA graph, in which these
+            stay adjustable; a change of another number records a new one. The function must not wait for the device.
 
     Returns:
         The `TensorRule`, or, if only keyword arguments are given, a decorator that makes it.
 
     Raises:
-        TypeError: the function has other arguments, or a name in `full_precision` or `nonnegative` is no state.
+        TypeError: the function has other arguments, a name in `full_precision` or `nonnegative` is no state, or one in
+            `on_device` no hyper-parameter of the function.
 
     Example:
         >>> from tristep.kernels import tensor_rule
@@ -69,7 +74,7 @@ def tensor_rule(
         ...     (lr,) = hyper
         ...     return w - lr * g / g.norm(), state
     """
-    how = shapes, batched, cost, elementwise, elementwise_rule, full_precision, nonnegative, None, never_raises
+    how = shapes, batched, cost, elementwise, elementwise_rule, full_precision, nonnegative, None, never_raises, on_device
     return TensorRule(fn, *how) if fn is not None else lambda fn: TensorRule(fn, *how)
 
 
@@ -86,9 +91,11 @@ class TensorRule(OfText):
         full_precision: names of the states that are never stored in low precision.
         nonnegative: names of the states that are never negative.
         never_raises: whether its function raises for no values of the tensors.
+        on_device: names of the hyper-parameters that its function also takes as tensors.
     """
 
     never_raises = False
+    on_device: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     parts: str | None = None
     reductions: tuple[Reduction, ...] = ()
@@ -107,6 +114,7 @@ class TensorRule(OfText):
         nonnegative: Sequence[str] = (),
         options: Mapping[str, Any] | None = None,
         never_raises: bool = False,
+        on_device: Sequence[str] = (),
     ) -> None:
         instance("the function of @tensor_rule", fn, types.FunctionType, "a plain Python function")
         self.fn = fn
@@ -115,7 +123,7 @@ class TensorRule(OfText):
         self.batched = batched
         self.full_precision, self.nonnegative = tuple(full_precision), tuple(nonnegative)
         self._shapes, self._cost, self._elementwise = shapes, cost, (elementwise, elementwise_rule)
-        self._options, self.never_raises = dict(options or {}), never_raises
+        self._options, self.never_raises, self.on_device = dict(options or {}), never_raises, tuple(on_device)
         self._made_by: tuple[Any, ...] | None = None
         self.made_of_it: dict[Any, Any] = {}  # rules made from this one by transforms
         self._defined()
@@ -136,6 +144,8 @@ class TensorRule(OfText):
                 raise TypeError(
                     f"{argument}={getattr(self, argument)!r}: tensor rule {self.name!r} has no state {unknown[0]!r}"
                 )
+        if unknown := [name for name in self.on_device if name not in self.own_hyper]:
+            raise TypeError(f"on_device={self.on_device!r}: tensor rule {self.name!r} unpacks no {unknown[0]!r} of hyper")
         self.keys = elementwise_rule.keys if elementwise_rule else ()
         options = [argument.arg for argument in tree.args.kwonlyargs]
         if unknown := [name for name in self._options if name not in options]:
@@ -241,7 +251,9 @@ class TensorRule(OfText):
         """
         decides, elementwise_rule = self._elementwise
         how = shapes or self._shapes, self.batched, cost or self._cost, elementwise or decides, elementwise_rule
-        variant = TensorRule(self.fn, *how, self.full_precision, self.nonnegative, options, self.never_raises)
+        variant = TensorRule(
+            self.fn, *how, self.full_precision, self.nonnegative, options, self.never_raises, self.on_device
+        )
         variant._made_by = made_by
         variant.read()
         return variant

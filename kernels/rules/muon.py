@@ -406,9 +406,10 @@ def orthogonal_cost(blocks: Sequence[tuple[int, int]], how: Orthogonalization) -
     return sum(newton_schulz_cost(*block, len(how.triples), squares, how.gram) for block in blocks)
 
 
-def moved(w: torch.Tensor, step: torch.Tensor, lr: float | torch.Tensor, decay: float) -> torch.Tensor:
+def moved(w: torch.Tensor, step: torch.Tensor, lr: float | torch.Tensor, decay: float | torch.Tensor) -> torch.Tensor:
     """Return w - lr step - decay w, computed in the memory of `step`."""
-    return step.mul_(-lr).add_(w, alpha=1.0 - decay)
+    step, left = step.mul_(-lr), 1.0 - decay
+    return step.addcmul_(w, left) if isinstance(left, torch.Tensor) else step.add_(w, alpha=left)
 
 
 def is_elementwise(shape: torch.Size, flatten: bool = False) -> bool:
@@ -434,6 +435,7 @@ def adamw_of_vectors(w, g, state, hyper):
     elementwise_rule=adamw_of_vectors,
     nonnegative=("var",),
     never_raises=True,
+    on_device=("lr", "decay"),
 )
 def muon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never changed
     """Orthogonalized momentum. Jordan et al. (2024). `adamw_of_vectors` updates tensors that are not matrices.
@@ -480,6 +482,7 @@ def evened(block: torch.Tensor, row: torch.Tensor, scale: float) -> torch.Tensor
     full_precision=("row",),
     nonnegative=("var", "row"),
     never_raises=True,
+    on_device=("lr", "decay"),
 )
 def normuon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never changed
     """Muon with an adaptive learning rate for each row. Li et al. (2025), alg. 1, with the hyper-parameters of `muon`.

@@ -43,6 +43,7 @@ class ComposedTensorRule(TensorRule):
         _ = of.state  # reads all attributes of `of`
         vars(self).update(vars(of))
         self._of, self._made_by, self._around, self.made_of_it = of, how, around, {}
+        self.on_device = ()  # functions around a step take numbers
         self._reduces = reduction is not None
         first = () if elementwise is None else elementwise.state
         self.state = tuple(dict.fromkeys((*first, *of.state, *state)))

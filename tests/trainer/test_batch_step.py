@@ -92,7 +92,7 @@ REASONS = {
     "counts": (Counts, "adam", r"attribute 'calls' of a Counts changes in a step"),
     "draws": (Draws, "adam", r"random numbers on the CPU"),
     "fails": (Fails, "adam", r"recording it raised RuntimeError: operation not permitted"),
-    "matrices": (Net, "muon", r"an optimizer with an elementwise rule"),
+    "matrices": (Net, "soap", r"an optimizer with an elementwise rule"),
 }
 
 

@@ -4,12 +4,15 @@ Without a GPU the graph is played: it notes torch's operations and the kernels' 
 changes memory, and replays these and nothing else, with the kernels in Triton's interpreter.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from played_graphs import HAS_GPU, PlayedGraph, played
 
 import tristep
 from tristep import StaleGradientError, Trainer, amp
+from tristep.kernels import streams
 
 launch = pytest.importorskip("tristep.kernels.backends.triton.launch", reason="Triton has builds for Linux only")
 
@@ -104,6 +107,8 @@ CASES = {
     "states of rows": ("adafactor", {}, {}),
     "per-tensor state of all": ("prodigy", {}, {}),
     "random numbers": ("sgld", {}, {}),
+    "matrices": ("muon", {}, {"form": "add", "zero_grads": True}),
+    "matrices, rows": ("normuon", {"beta1": 0.8, "multi_precision": True}, {}),
     "stochastic rounding": ("adamw", {"state_dtype": "bfloat16", "stochastic_rounding": True}, {}),
     "loss scale": ("adam", {"clip_norm": 0.5}, {"scaled": True}),
     "gradients zeroed by hand": ("adam", {}, {"form": "zeros"}),
@@ -133,6 +138,54 @@ def test_replays_are_steps_to_the_bit(case):
         assert other.state_dict()["loss_scaler"] == trainer.state_dict()["loss_scaler"]
         assert trainer._loss_scaler.loss_scale != 2.0**10
     assert PlayedGraph.made == (0 if HAS_GPU else 1)
+
+
+def stacked():
+    """Three matrices of one shape, which are computed together."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(torch.nn.Linear(6, 6, bias=False) for _ in range(3))).to(DEVICE)
+
+
+@pytest.mark.parametrize("optim", [False, True], ids=["Trainer", "optim"])
+def test_a_graph_of_matrices_is_recorded_anew_for_numbers_that_it_keeps(optim):
+    """Which are all but learning rates and decay, and which matrices share theirs."""
+    nets, steps, change = [stacked(), stacked()], [], []
+    for net in nets:
+        if optim:
+            groups = [{"params": [each.weight]} for each in net]
+            stepped = tristep.optim.Muon(groups, lr=0.1)
+            clear, step = stepped.zero_grad, stepped.step
+        else:
+            stepped = Trainer(net, "muon", {"learning_rate": 0.1}, engine="triton")
+            clear, step = stepped.zero_grad, partial(stepped.step, 1)
+
+        def train(x, net=net, clear=clear, step=step):
+            clear()
+            net(x).square().mean().backward()
+            step()
+
+        steps.append(stepped.capture(train, warmup=2) if steps else train)
+        change.append(partial(changed, stepped, net, optim))
+    made = []
+    for k, x in enumerate(torch.randn(14, 5, 6, device=DEVICE)):
+        for each, step in zip(change, steps, strict=True):
+            each(k)
+            step(x)
+        made.append(steps[1].is_recorded)
+        assert equal(nets[0].parameters(), nets[1].parameters())
+    assert made == [k >= 2 and k not in (6, 10) for k in range(14)]
+
+
+def changed(stepped, net, optim, k):
+    rate, decay, momentum = 0.1 / (k + 1), 0.01 * k, 0.95 if k < 6 else 0.8
+    if optim:
+        for group in stepped.param_groups:
+            group |= {"lr": rate, "weight_decay": decay, "momentum": momentum}
+        stepped.param_groups[1]["lr"] *= 1 + (k >= 10)
+    else:
+        stepped.set_learning_rate(rate)
+        stepped.optimizer.wd, stepped.optimizer.momentum = decay, momentum
+        net[1].weight.lr_mult = 1.0 + (k >= 10)
 
 
 def test_smaller_batches_and_steps_by_hand_between_replays():
@@ -235,6 +288,36 @@ def test_what_cannot_be_captured_is_refused():
     step(x)
     with pytest.raises(RuntimeError, match="several steps with one optimizer"):
         step(x)
+
+
+@pytest.mark.parametrize(("name", "options"), [("soap", {}), ("muon", {"clip_norm": 1.0})], ids=["soap", "limited"])
+def test_other_rules_of_whole_tensors_are_refused(name, options):
+    with pytest.raises(ValueError, match=r"or Muon or NorMuon without options that change the rule, such as clip_norm"):
+        Trainer(network(), name, options, engine="triton").capture(lambda x: x)
+
+
+def test_random_numbers_of_matrices_are_refused():
+    (_, _, _), (trainer, _, train) = pair("muon", {"state_dtype": "bfloat16", "stochastic_rounding": True})
+    step, x = trainer.capture(train, warmup=2), batches(1)[0]
+    step(x)
+    step(x)
+    with pytest.raises(
+        RuntimeError, match=r"'muon' with stochastic rounding: .*round to nearest, or do not capture its steps"
+    ):
+        step(x)
+    assert trainer.optimizer.num_update == 2
+
+
+def test_a_step_of_matrices_in_another_graph_says_how_it_is_done(monkeypatch):
+    net, x = network(), batches(1)[0]
+    trainer = Trainer(net, "muon")
+    net(x).sum().backward()
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+    monkeypatch.setattr(streams, "is_capturing", lambda device: True)
+    with pytest.raises(RuntimeError, match=r"use capture\(function\)"):
+        trainer.step(1)
+    assert trainer.optimizer.num_update == 0
+    assert equal(net.parameters(), before)
 
 
 def test_norms_of_lists_are_refused_in_a_graph():

@@ -18,7 +18,7 @@ from ...kernels.graphs import current_recording
 from ...kernels.guards import MemberGuard
 from ...kernels.layouts import wrappers
 from ..optimizer.options import check_state_dtype
-from ..step.capture import CapturedStep, check_rule
+from ..step.capture import CapturedStep, check_engine, check_rule
 from ..utils.interrupts import uninterrupted
 from . import shards
 from .full_precision import float32_weights, load_float32_weights
@@ -96,11 +96,14 @@ class FusedOptimizer(GroupOptimizer):
 
         Raises:
             TypeError: `fn` is not callable.
-            ValueError: the rule of a group is not elementwise, such as Muon's.
+            ValueError: the rule of a group is of whole tensors and cannot be captured, as SOAP's cannot; Triton is missing,
+                or TRISTEP_ENGINE is another engine.
         """
         for group in self.param_groups:
             check_rule(self, self._rule(group))
-        return CapturedStep(fn, self.param_groups[0]["params"][0].device, warmup)
+        device = self.param_groups[0]["params"][0].device
+        check_engine(device)
+        return CapturedStep(fn, device, warmup)
 
     @uninterrupted
     def _step(self) -> None:
@@ -383,7 +386,7 @@ class Plans:
             self._count_change()
         if (recording := current_recording.get()) is not None:
             active = [list(plan.rows.active) for plan in self._plans]
-            recording.owners.append((self._is_in_use, partial(self.host_step, active)))
+            recording.owners.append((partial(self._is_in_use, active), partial(self.host_step, active)))
 
     def host_step(self, active: list[list[bool]]) -> None:
         """Do the host's part of a step that a CUDA graph replays; `active` has each plan's updated parameters."""
@@ -391,8 +394,12 @@ class Plans:
             plan.host_step(plan.update, active_of_plan)
         self._count_change()
 
-    def _is_in_use(self) -> bool:
-        return self._optimizer._plan is self and self.is_valid()
+    def _is_in_use(self, active: list[list[bool]]) -> bool:
+        if self._optimizer._plan is not self or not self.is_valid():
+            return False
+        for plan, active_of_plan in zip(self._plans, active, strict=True):
+            plan.look_ahead(plan.update, active_of_plan)
+        return True
 
     def _count_change(self) -> None:
         """Increment the versions of DTensors, which autograd checks; updates have incremented their shards' only."""

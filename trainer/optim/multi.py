@@ -190,7 +190,7 @@ class MultiOptimizer(JoinedOptimizers):
 
         Raises:
             TypeError: `fn` is not callable, or an optimizer is not of `tristep.optim`.
-            ValueError: the rule of an optimizer is not elementwise, such as Muon's.
+            ValueError: the rule of an optimizer is of whole tensors and cannot be captured, as SOAP's cannot.
         """
         self.share()
         captured = []

@@ -180,12 +180,22 @@ class StepPlan(Plan):
         self.update.hyper[:] = rows
         self._sparse.run(self.update, into)
 
-    def host_step(self, update: Update, active: list[bool]) -> None:
-        """Do the host's part, hyper-parameters and counts, of a step of the captured `update` that a CUDA graph replays."""
+    def look_ahead(self, update: Update, active: list[bool]) -> None:
+        """Write the next step's numbers into the captured `update`, and count nothing, if its graph keeps some of them."""
+        if update.keeps_numbers:
+            self._replay(update, active)
+            self.rows.write(update)
+            self.rows.undo()
+
+    def _replay(self, update: Update, active: list[bool]) -> None:
         if self.update is not update:
             self.update = update
             self.rows.forget()
         self.rows.use(active)
+
+    def host_step(self, update: Update, active: list[bool]) -> None:
+        """Do the host's part, hyper-parameters and counts, of a step of the captured `update` that a CUDA graph replays."""
+        self._replay(update, active)
         update.host_only = True
         try:
             self.run()

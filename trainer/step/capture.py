@@ -128,19 +128,24 @@ def check_capture(updater: Updater, device: torch.device, telemetry: Any) -> Non
     """Raise ValueError if the optimizer, the engine or the telemetry does not allow `Trainer.capture`."""
     optimizer = updater.optimizer
     for part in parts_of(optimizer):
-        check_rule(part, part.rule if isinstance(part, RuleOptimizer) else None)
-    if device.type == "cuda" and choose_engine(device, updater.engine) != "triton":
-        raise ValueError("capture() needs engine='triton': operations of other engines contain numbers from the host")
+        check_rule(part, part.composed_rule if isinstance(part, RuleOptimizer) else None)
+    check_engine(device, updater.engine)
     if telemetry is not None:
         raise ValueError("capture() of a trainer with telemetry, which writes to other memory at each step: must be None")
 
 
+def check_engine(device: torch.device, engine: str | None = None) -> None:
+    if device.type == "cuda" and choose_engine(device, engine) != "triton":
+        raise ValueError("capture() needs engine='triton': operations of other engines contain numbers from the host")
+
+
 def check_rule(optimizer: Any, rule: Any) -> None:
-    """Raise ValueError if a graph cannot record the updates of an optimizer's rule, because it is not elementwise."""
-    if not isinstance(rule, (Rule, ShapedRule)):
+    """Raise ValueError if a graph cannot record an optimizer's rule, which is of whole tensors and has no `on_device`."""
+    if not isinstance(rule, (Rule, ShapedRule)) and not (getattr(rule, "on_device", ()) and rule.never_raises):
         raise ValueError(
             f"capture() with {type(optimizer).__name__}: its step is torch operations with numbers from the host, which "
-            "a graph would never update; use an optimizer with an elementwise rule"
+            "a graph would never update; use an optimizer with an elementwise rule, or Muon or NorMuon without options that "
+            "change the rule, such as clip_norm"
         )
 
 
@@ -158,7 +163,10 @@ def _owner(replica: Replica, plan: UpdaterPlan, rescale_grad: float) -> tuple[Ca
     optimizer, whole, update, active = replica.updater.optimizer, replica.plan, plan.update, list(plan.rows.active)
 
     def is_valid() -> bool:
-        return replica.plan is whole and plan.is_current(update) and update.rule is plan.optimizer.composed_rule
+        if replica.plan is not whole or not plan.is_current(update) or update.rule is not plan.optimizer.composed_rule:
+            return False
+        plan.look_ahead(update, active)
+        return True
 
     def advance() -> None:
         optimizer.rescale_grad = rescale_grad

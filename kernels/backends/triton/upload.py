@@ -11,6 +11,11 @@ from ... import streams
 from ...graphs import current_recording
 from ...launch import GRADIENT, Launch
 
+CAPTURED = (
+    "a step is being captured in a CUDA graph, which would take the same rates and counts at every replay: use "
+    "capture(function) of the Trainer, or of the optimizer of tristep.optim, which keeps them live"
+)
+
 
 class Uploader:
     """Keeps `gradients`, int64 addresses [n_tensors], and `hyper`, [n_tensors, 1 + n_hyper], of a launch on the device.
@@ -43,10 +48,7 @@ class Uploader:
         if current_recording.get() is not None:
             return
         if self._is_asynchronous and streams.is_capturing(self._on):
-            raise RuntimeError(
-                "a step is being captured in a CUDA graph, which would take the same rates and counts at every replay: use "
-                "capture(function) of the Trainer, or of the optimizer of tristep.optim, which keeps them live"
-            )
+            raise RuntimeError(CAPTURED)
         now = b"".join(self._now)
         if now == self._sent:
             return

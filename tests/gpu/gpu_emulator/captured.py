@@ -23,6 +23,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "guarded": ("adamw", {"agc": 0.1, "skip_norm": 0.2, "cautious": True}),
     "low precision": ("adamw", {"state_dtype": "bfloat16", "stochastic_rounding": True}),
     "norms of tensors": ("lamb", {}),
+    "matrices": ("muon", {}),
 }
 
 
