@@ -39,6 +39,7 @@ SCENARIOS = {
     "norms": [],
     "ascent": [],
     "capture": [],
+    "products": [],
     "in_backward": [],
     "recorders": [],
     "ensemble": [],
