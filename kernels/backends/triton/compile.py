@@ -16,8 +16,8 @@ from ...storage import Storage
 from .kernels import sums_kernel, update_kernel
 from .memory import PACKED_TYPES
 from .ops import TYPES, bind
-from .pieces import WIDEST, Walk
-from .tile import Arguments, Layout
+from .pieces import STACKED, WIDEST, Walk
+from .tile import PART, ROWS_OF_ONE, SEVERAL, Arguments, Layout
 
 BLOCK = 1024  # elements that a program updates at a time
 BLOCKS_OF_SUMS = 4  # fewest blocks per program of a reduction
@@ -87,15 +87,23 @@ def unit_for(rule: Rule, types: tuple[torch.dtype, torch.dtype, torch.dtype], st
     return max(4, 16 // min(_widths(rule, rule, types, stored)))
 
 
+def unit_of_means(
+    function: Reduction, rule: Rule, types: tuple[torch.dtype, torch.dtype, torch.dtype], stored: Storage
+) -> int:
+    """Return the elements of the widest type in 16 bytes, of which a thread loads no more from a row at once."""
+    return 16 // max(_widths(function, rule, types, stored))
+
+
 def shape_of_pieces(
     function: Rule | Reduction | RuleWithMetric,
     rule: Rule,
     types: tuple[torch.dtype, torch.dtype, torch.dtype],
     stored: Storage,
+    line: int = PART,
 ) -> tuple[int, int, int]:
-    """Return the columns of a piece of rows, the threads of its program, and the rows that it loads at once.
+    """Return the most elements of a line of a piece, the threads of its program, and the lines that it loads at once.
 
-    A thread has 4 neighbours of a row, or 8 if nothing stored is wider than 16 bits. Means are summed up by programs of one
+    A thread has 4 neighbours of a line, or 8 if nothing stored is wider than 16 bits. Means are summed up by programs of one
     warp, in which threads add up a row without a barrier: of 8 elements each, but of 4 if types are of different widths, in
     which compilers would exchange layouts at each row.
     """
@@ -104,7 +112,8 @@ def shape_of_pieces(
     at_once = 1 if _sums_of(function) > MANY_SUMS[0] else 4 if n_loaded < 4 else 2
     if isinstance(function, Reduction) and function.op == "mean":
         return WARP * (8 if len(widths) == 1 else 4), WARP, at_once
-    return WIDEST, WIDEST // (8 if max(widths) <= 2 else 4), at_once
+    width, at_once = (WIDEST, at_once) if line == PART else (STACKED, 1)
+    return width, width // (8 if max(widths) <= 2 else 4), at_once
 
 
 def _widths(
@@ -148,11 +157,14 @@ def kernel_constants(
     """Return the constants of a kernel, in argument order. `types`: the dtypes of weight, gradient and arithmetic."""
     weight_dtype, gradient_dtype, dtype = types
     threads = threads_for(function, types, stored)
-    block, unit = BLOCK, 0
+    block, unit, line, group, span = BLOCK, 0, PART, 0, 0
     tail = 4 * threads if isinstance(function, Rule) and _has_packed(stored) else BLOCK
     if walk is not None and walk.unit:
-        block, _, at_once = shape_of_pieces(function, rule, types, stored)
-        aligned, tail, unit = walk.aligned, block, walk.unit
+        block, threads, at_once = shape_of_pieces(function, rule, types, stored, walk.line)
+        aligned, tail, unit, line = walk.aligned, block, walk.unit, walk.line
+        if line in (ROWS_OF_ONE, SEVERAL):
+            group = block // threads
+            span = 2 + (group - 2) // walk.columns
     layout = Layout(
         weight=TYPES[weight_dtype],
         gradient=TYPES[gradient_dtype],
@@ -169,6 +181,9 @@ def kernel_constants(
         block=block,
         tail=tail,
         unit=unit,
+        line=line,
+        group=group,
+        span=span,
         parts=2 + len(rule.vectors) if rule.parts else 0,
         first_part=1 + len(stored.states) + (stored.master != 0),
     )

@@ -15,10 +15,11 @@ from ... import storage, streams
 from ...language import Metric, Reduction, Rule
 from ...launch import Launch, tiles_of
 from ...metrics import MetricsBuffer, RuleWithMetric, with_metric
-from ...parts import COLUMNS, walked_as
+from ...parts import walked_as
 from .compile import (
     BLOCK,
     BLOCKS_OF_SUMS,
+    WARP,
     kernel_constants,
     options_for,
     options_of,
@@ -26,6 +27,7 @@ from .compile import (
     target_of,
     tile_for,
     unit_for,
+    unit_of_means,
 )
 from .kernels import sums_kernel, update_kernel
 from .means import (
@@ -42,9 +44,9 @@ from .means import (
 from .ops import bind
 from .pieces import (
     Walk,
+    lines_for,
     means_pieces_kernel,
     pieces_of,
-    rows_for,
     sums_pieces_kernel,
     update_pieces_kernel,
     walks_of,
@@ -67,7 +69,7 @@ class TritonLaunch(Launch):
         self._sent: bytes | None = None
         self._sizes = _copied(self.sizes, self.device)
         self._walks = self._choose_walks()
-        self._n_columns = None if self.parts is None else _copied(self.parts.sizes[:, COLUMNS], self.device)
+        self._shapes = None if self.parts is None else _copied(self.parts.sizes, self.device)
         self._elsewhere = self.device.type == "cuda" and torch.cuda.device_count() > 1
         self._n_tiles = len(self.tiles)
         blocks = self.tile // BLOCK
@@ -135,7 +137,7 @@ class TritonLaunch(Launch):
         if self.parts is None:
             return [Walk(np.arange(len(self.sizes)), 0, self.aligned)]
         packed = any(map(storage.is_packed, self.storage.states))
-        return walks_of(self.parts, self.aligned, unit_for(rule, self._types, self.storage), packed, self.storage.stochastic)
+        return walks_of(self.parts, self.aligned, unit_for(rule, self._types, self.storage), packed)
 
     def _device(self) -> Any:
         return streams.on_device(self.device) if self._elsewhere else nullcontext()
@@ -146,9 +148,9 @@ class TritonLaunch(Launch):
         for walk in self._walks:
             if walk.unit:
                 assert self.parts is not None
-                width, _, _ = shape_of_pieces(function, self.rule, self._types, self.storage)
-                rows = rows_for(int(self.sizes[walk.tensors].sum()), width)
-                tiled.append((walk, pieces_of(self.parts, walk.tensors, rows, width)))
+                width, _, _ = shape_of_pieces(function, self.rule, self._types, self.storage, walk.line)
+                lines = lines_for(int(self.sizes[walk.tensors].sum()), width, walk.line)
+                tiled.append((walk, pieces_of(self.parts, walk, lines, width)))
             else:
                 sizes = np.zeros_like(self.sizes)
                 sizes[walk.tensors] = self.sizes[walk.tensors]
@@ -182,8 +184,8 @@ class TritonLaunch(Launch):
             given = function, self.rule, self._types, self.storage
             constants = kernel_constants(*given, self.aligned, self.zero_grads, walk)
             if walk.unit:
-                kernel, numbers = sums_pieces_kernel if reduces else update_pieces_kernel, (*numbers, self._n_columns)
-                _, threads, _ = shape_of_pieces(*given)
+                kernel, numbers = sums_pieces_kernel if reduces else update_pieces_kernel, (*numbers, self._shapes)
+                _, threads, _ = shape_of_pieces(*given, walk.line)
             else:
                 kernel, numbers, threads = sums_kernel if reduces else update_kernel, (*numbers, blocks), 0
             options = options_for(function, self._types, self.storage, target_of(self.device), threads)
@@ -198,7 +200,8 @@ class TritonLaunch(Launch):
         constants = kernel_constants(reduction, self.rule, self._types, self.storage, self.aligned, False)
         layout = constants["LAYOUT"]
         width, threads, at_once = shape_of_pieces(reduction, self.rule, self._types, self.storage)
-        tiles = TileSums(parts, self._walks, reduction, layout.block, width, self.dtype, self.device)
+        unit = unit_of_means(reduction, self.rule, self._types, self.storage) if self.aligned else 1
+        tiles = TileSums(parts, self._walks, reduction, width, unit, self.dtype, self.device)
         kept = np.array([[state.data_ptr() for state in row] for row in parts.kept[stage]], dtype=np.int64)
         partials, states = _copied(tiles.addresses, self.device), _copied(kept.T.copy(), self.device)
         self._kept_alive += [tiles, parts]
@@ -212,20 +215,21 @@ class TritonLaunch(Launch):
             return KernelCall(kernel, len(places), (*arguments, self.grad_scale_and_skip), made, options)
 
         shared = {name: constants[name] for name in ("FUNCTION", "ARGUMENTS")}
-        calls: list[Callable[[], None]] = [
-            call_of(means_kernel, places, **shared, LAYOUT=layout, BLOCK=block, OF_ROWS=of_rows)
-            for block, places in tiles.tiles.items()
-        ]
+        calls: list[Callable[[], None]] = []
+        for block, places in tiles.tiles.items():
+            made = shared | {"LAYOUT": layout._replace(unit=block.unit, aligned=block.unit > 1), "OF_ROWS": of_rows}
+            calls.append(call_of(means_kernel, places, self._shapes, threads=WARP, **made, BLOCK=block))
         for walk, places in tiles.pieces:
             made = kernel_constants(reduction, self.rule, self._types, self.storage, self.aligned, False, walk)
             made = shared | {"LAYOUT": made["LAYOUT"], "OF_ROWS": of_rows, "AT_ONCE": at_once}
-            calls.append(call_of(means_pieces_kernel, places, self._n_columns, threads=threads, **made))
+            calls.append(call_of(means_pieces_kernel, places, self._shapes, threads=threads, **made))
         first, options = layout.first_part + 1, options_of(128, target)  # a gradient's row comes after the weight's
         function = None if reduction.finished is None else bind(reduction.finished, self.dtype)
         for scope in sorted(set(map(walked_as, reduction.scope))):
             counts, together = parts.counts[scope], together_for(tiles, scope)
             chunks = chunks_of(counts, ITEMS // together, counts, tiles.counts[scope])
-            arguments = (*tables, _copied(chunks, self.device), partials, states, parts.skipped, len(self.sizes))
+            on_device = self._shapes, _copied(chunks, self.device), partials, states, parts.skipped
+            arguments = (*tables, *on_device, len(self.sizes))
             finish = finish_of(reduction, self.rule.hyper, first, scope)
             numbers = {"N_HYPER": self.hyper.shape[1], "TOGETHER": together, "ITEMS": ITEMS // together}
             made = {"FUNCTION": function, "FINISH": finish} | numbers
@@ -235,9 +239,9 @@ class TritonLaunch(Launch):
             place = first + 2 + len(reduction.vectors)
             from_rows = tuple(place + reduction.kept.index(name) for name in reduction.means)
             to = tuple(place + reduction.n_own_results - len(reduction.means) + k for k in range(len(reduction.means)))
-            made = {"FIRST": first, "FROM": from_rows, "TO": to, "TYPE": layout.compute}
+            made = {"FROM": from_rows, "TO": to, "TYPE": layout.compute}
             made |= dict(zip(("MATRICES", "ROWS"), sizes, strict=True))
-            of_matrices = self._addresses, self._sizes, _copied(matrices, self.device), len(self.sizes)
+            of_matrices = self._addresses, self._shapes, _copied(matrices, self.device), len(self.sizes)
             calls.append(KernelCall(means_of_rows_kernel, len(matrices), of_matrices, made, options))
         return calls
 

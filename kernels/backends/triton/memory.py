@@ -43,10 +43,13 @@ def _pointers(address, offsets, tile, TYPE: tl.constexpr, ALIGNED: tl.constexpr)
 @triton.jit
 def load(address, offsets, tile, TYPE: tl.constexpr, COMPUTE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr):
     # `tile`: index of its first element in the tensor, its number of elements, the tensor's; `offsets` count from the tile.
-    # `FULL`: whether all elements are there; 2 if not, and their number is known to be a multiple of what a thread accesses.
+    # `FULL`: whether all elements are there; 2 if not, and their number is known to be a multiple of what a thread accesses;
+    # 3 if instead of the number `tile` has for each whether it is there.
     pointers = _pointers(address, offsets, tile, TYPE, ALIGNED)
     if FULL == 1:
         value = tl.load(pointers)
+    elif FULL == 3:
+        value = tl.load(pointers, mask=tile[1])
     else:
         value = tl.load(pointers, mask=offsets < tile[1])
     return value.to(COMPUTE)
@@ -251,12 +254,16 @@ def indices(at, tile, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def random_words(key, at, tile, BLOCK: tl.constexpr):
+def random_words(key, at, tile, BLOCK: tl.constexpr, ANYWHERE: tl.constexpr):
     # `random_bits` of storage/low_precision.py without the slot's factor. The compiler computes the hash once for 4 elements
-    # of a thread, and the multipliers are constants.
+    # of a thread, and the multipliers are constants, unless a tile may begin anywhere.
     local = tl.arange(0, BLOCK)
-    group = (tile[0] >> 2).to(tl.uint32) + (at >> 2).to(tl.uint32)
-    h = ((group + (local >> 2).to(tl.uint32)) * _H0) ^ key
+    if ANYWHERE:
+        index = tile[0] + at + local
+        group, local = (index >> 2).to(tl.uint32), (index & 3).to(tl.int32)
+    else:
+        group = (tile[0] >> 2).to(tl.uint32) + (at >> 2).to(tl.uint32) + (local >> 2).to(tl.uint32)
+    h = (group * _H0) ^ key
     h = (h ^ (h >> 16)) * _H1
     h = (h ^ (h >> 15)) * _H2
     h *= tl.where(local % 2 != 0, _NEXT, 1).to(tl.uint32)

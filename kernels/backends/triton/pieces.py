@@ -1,13 +1,15 @@
-"""The kernels of rules with means for matrices of wide rows: a program goes down a piece of a matrix, row by row.
+"""The kernels of rules with means: a program goes down a piece of a tensor, line by line.
 
-A row has one place in the vectors of rows and of matrices, so their numbers are scalars of a row, and a piece's columns are
-the same in all of its rows, so theirs are loaded once. No element is divided to find its row, and no threads wait for each
-other in the loop. Other matrices are walked by the kernels of kernels.py and means.py, in blocks that hold several rows.
+A line of a matrix of wide rows is a part of a row. Its place in the vectors of rows and of matrices is one, so their numbers
+are scalars of a line; a piece's columns are the same in all of its lines, so their numbers are loaded once. Of narrow
+matrices several rows, or several matrices, stand side by side in a line. Which of the line's numbers an element takes is the
+same in all lines of a piece, so no element is divided to find them in the loop, and no threads wait for each other. A piece
+of one line may begin and end anywhere in its tensor, as blocks of packed states need.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import triton
@@ -17,6 +19,10 @@ from ...parts import COLUMNS, MATRICES, ROWS, Parts
 from .memory import has_packed, indices
 from .reduce import accumulate, new_accumulators, spread, store_partials
 from .tile import (
+    FLAT,
+    PART,
+    ROWS_OF_ONE,
+    SEVERAL,
     call,
     combined,
     count_unchanged,
@@ -24,15 +30,17 @@ from .tile import (
     load_addresses,
     load_inputs,
     load_numbers,
-    load_of_columns,
-    load_of_row,
+    load_of_line,
+    load_of_piece,
     load_weight,
+    places_in,
     store_block,
 )
 
-LEAST_COLUMNS = 128  # of a matrix that is walked in pieces: with fewer most threads would have nothing to do
-WIDEST = 256  # columns of a piece
-MOST_ROWS, LEAST_ROWS = 64, 8  # its rows
+LEAST_COLUMNS = 128  # of a row that is wide: with fewer most threads would have nothing to do
+WIDEST = 256  # elements of a line in a wide row
+STACKED = 1024  # elements of a line of several rows; 8 always fit, which begin and end at multiples of 16 bytes
+MOST_LINES, LEAST_LINES = 64, 8  # of a piece
 ENOUGH = 2048  # programs, as in compile.py
 
 
@@ -41,109 +49,183 @@ class Walk(NamedTuple):
 
     Attributes:
         tensors: their indices, in order.
-        unit: 0 if tiles are walked element by element; for pieces of rows what their numbers of columns are multiples of.
-        aligned: whether all tiles, or all rows, begin at multiples of 16 bytes.
+        unit: 0 if tiles are walked element by element; for pieces what the lengths of lines are multiples of.
+        aligned: whether all tiles, or all lines, begin at multiples of 16 bytes.
+        line: what a line is; see tile.py.
+        columns: the fewest columns of a row.
     """
 
     tensors: np.ndarray
     unit: int
     aligned: bool
+    line: int = PART
+    columns: int = 0
 
 
-def walks_of(parts: Parts, aligned: bool, unit: int, packed: bool, stochastic: bool) -> list[Walk]:
+def walks_of(parts: Parts, aligned: bool, unit: int, packed: bool) -> list[Walk]:
     """Return how the tensors of a launch are walked.
 
     Args:
         aligned: whether all addresses are multiples of 16 bytes.
         unit: elements of the narrowest type in 16 bytes.
-        packed: whether a state is packed, in blocks of which no piece has a part.
-        stochastic: whether random numbers are drawn, always for four neighbours at once.
+        packed: whether a state is packed, in blocks which begin at multiples of their size in a tensor.
     """
-    columns = parts.sizes[:, COLUMNS]
-    multiple = WIDEST if packed else 4 if stochastic else 1
-    wide = (columns >= LEAST_COLUMNS) & (columns % multiple == 0)
-    whole = wide & (columns % unit == 0) & aligned
-    chosen = [(whole, unit, True), (wide & ~whole, 1, False), (~wide, 0, aligned)]
-    return [Walk(np.flatnonzero(which), unit, aligned) for which, unit, aligned in chosen if which.any()]
+    columns, totals = parts.sizes[:, COLUMNS], parts.sizes.prod(axis=1)
+    sizes = parts.sizes[:, ROWS] * columns
+    kinds = (
+        (PART, (columns >= LEAST_COLUMNS) & (columns % (WIDEST if packed else 1) == 0), columns),
+        (FLAT, packed, totals),
+        (SEVERAL, (parts.sizes[:, MATRICES] > 1) & (sizes * _units(sizes, unit) <= STACKED), totals),
+        (ROWS_OF_ONE, True, sizes),
+    )
+    walks, left = [], np.ones(len(sizes), dtype=bool)
+    for line, which, lengths in kinds:
+        whole = aligned & (packed | (lengths % unit == 0))
+        for chosen, of, begins_aligned in ((left & which & whole, unit, True), (left & which & ~whole, 1, False)):
+            if chosen.any():
+                walks.append(Walk(np.flatnonzero(chosen), of, begins_aligned, line, int(columns[chosen].min())))
+        left &= ~np.asarray(which)
+    return walks
 
 
-def rows_for(elements: int, width: int) -> int:
-    """Return the rows of a piece of `width` columns, of so many elements: fewer where programs would be few."""
-    rows = MOST_ROWS
-    while rows > LEAST_ROWS and elements < ENOUGH * rows * width:
-        rows //= 2
-    return rows
+def _units(sizes: np.ndarray | int, unit: int) -> Any:
+    """Return the least numbers of things of these sizes whose lengths together are multiples of a unit."""
+    return unit // np.gcd(sizes, unit)
 
 
-def pieces_of(parts: Parts, tensors: np.ndarray, rows: int, width: int) -> np.ndarray:
-    """Return all pieces, int32 [n_pieces, 6].
+def lines_for(elements: int, width: int, line: int) -> int:
+    """Return the lines of a piece, of at most `width` elements."""
+    return times_for(elements, width, MOST_LINES, 1 if line == SEVERAL else LEAST_LINES)
 
-    They are the tensor, the first row among those of all matrices, the matrix, the first column, the number of rows, and the
-    number of the piece from its matrix's top.
+
+def times_for(elements: int, each: int, most: int, least: int = 1) -> int:
+    """Return how many times a program walks `each` of so many elements: fewer where programs would be few."""
+    times = most
+    while times > least and elements < ENOUGH * times * each:
+        times //= 2
+    return times
+
+
+def pieces_of(parts: Parts, walk: Walk, lines: int, width: int) -> np.ndarray:
+    """Return all pieces, int32 [n_pieces, 9].
+
+    They are the tensor, the first row among those of all matrices, the matrix, the first column, the number of lines, the
+    number of the piece from its matrix's top, the elements of a line, and by how many rows and matrices lines differ.
     """
-    pieces = [np.empty((0, 6), dtype=np.int64)]
-    for t in tensors:
+    pieces = [np.empty((0, 9), dtype=np.int64)]
+    for t in walk.tensors:
         n, height, columns = (int(parts.sizes[t, k]) for k in (MATRICES, ROWS, COLUMNS))
-        grid = np.meshgrid(np.arange(n), np.arange(-(-height // rows)), np.arange(0, columns, width), indexing="ij")
-        matrix, strip, column = (each.ravel() for each in grid)
-        top = strip * rows
-        table = [np.full_like(top, t), matrix * height + top, matrix, column, np.minimum(height - top, rows), strip]
-        pieces.append(np.stack(table, axis=1))
+        size = height * columns
+        table: list[Any]
+        if walk.line == PART:
+            grid = np.meshgrid(np.arange(n), np.arange(-(-height // lines)), np.arange(0, columns, width), indexing="ij")
+            matrix, strip, column = (each.ravel() for each in grid)
+            top = strip * lines
+            length, rows, matrices = np.minimum(columns - column, width), 1, 0
+            table = [matrix * height + top, matrix, column, np.minimum(height - top, lines), strip, length, rows, matrices]
+        elif walk.line == ROWS_OF_ONE:
+            first, side, down = _stacked(height, width // columns, int(_units(columns, walk.unit)), lines)
+            matrix, k = (each.ravel() for each in np.meshgrid(np.arange(n), np.arange(len(first)), indexing="ij"))
+            table = [matrix * height + first[k], matrix, 0, down[k], 0, side[k] * columns, side[k], 0]
+        elif walk.line == SEVERAL:
+            first, side, down = _stacked(n, width // size, int(_units(size, walk.unit)), lines)
+            table = [first * height, first, 0, down, 0, side * size, side * height, side]
+        else:
+            first = np.arange(0, n * size, width)
+            row = first // columns
+            table = [row, first // size, first - row * columns, 1, 0, np.minimum(n * size - first, width), 0, 0]
+        pieces.append(np.stack(np.broadcast_arrays(t, *table), axis=1))
     return np.concatenate(pieces).astype(np.int32)
 
 
+def _stacked(count: int, most: int, unit: int, lines: int) -> tuple[np.ndarray, ...]:
+    """Return of pieces of `count` things the first thing, those side by side in a line, and the number of lines.
+
+    In a line are at most `most` things, a multiple of `unit` of them unless it is the last one.
+    """
+    side = most // unit * unit
+    first = np.arange(0, count - count % side, side * lines)
+    down = np.minimum((count - first) // side, lines)
+    sides = np.full_like(first, side)
+    if count % side:
+        first, sides, down = (np.append(*pair) for pair in ((first, count - count % side), (sides, count % side), (down, 1)))
+    return first, sides, down
+
+
 @triton.constexpr_function
-def _fullness(LAYOUT):
-    # As `load` takes it. Packed states are in pieces without a part that is not there.
-    return 1 if has_packed(LAYOUT.states) else 2 if LAYOUT.unit % 4 == 0 else 0
+def _fullness(LAYOUT, LEFT=False):
+    # As `load` takes it. Packed states are in lines without a part that is not there, but for a tensor's last one.
+    if has_packed(LAYOUT.states):
+        return 0 if LEFT and LAYOUT.line != PART else 1
+    return 2 if LAYOUT.unit % 4 == 0 else 0
+
+
+@triton.constexpr_function
+def _may_be_left(LAYOUT, AT_ONCE):
+    # Whether lines may be left that are walked one at a time, or are not full where they must be.
+    return AT_ONCE > 1 or (has_packed(LAYOUT.states) and LAYOUT.line != PART)
 
 
 @triton.jit
-def _piece_of(pieces, gradients, sizes, columns_of, control, LAYOUT: tl.constexpr):
-    # Returns the tensor, its gradient's address, the piece, its number of rows, 0 if the step is skipped, that number in any
-    # case, and the piece's number. A piece: offset of its first element, columns, the tensor's elements, first row, matrix,
-    # first column, and the matrix's columns.
-    pieces += 6 * tl.program_id(0).to(tl.int64)
+def _piece_of(pieces, gradients, sizes, shapes, control, LAYOUT: tl.constexpr):
+    # Returns the tensor, its gradient's address, the piece, its number of lines, 0 if the step is skipped, that number in
+    # any case, and the piece's number. A piece: offset of its first element, elements of a line, the tensor's elements,
+    # first row, matrix, first column, elements between lines, columns and rows of a matrix, rows and matrices between lines.
+    pieces += 9 * tl.program_id(0).to(tl.int64)
     tensor, row, matrix = tl.load(pieces).to(tl.int64), tl.load(pieces + 1).to(tl.int64), tl.load(pieces + 2).to(tl.int64)
-    column, rows, strip = tl.load(pieces + 3).to(tl.int64), tl.load(pieces + 4), tl.load(pieces + 5)
-    gradient, n, columns = tl.load(gradients + tensor), tl.load(sizes + tensor), tl.load(columns_of + tensor)
+    column, lines, strip = tl.load(pieces + 3).to(tl.int64), tl.load(pieces + 4), tl.load(pieces + 5)
+    width, rows, matrices = tl.load(pieces + 6), tl.load(pieces + 7), tl.load(pieces + 8)
+    gradient, n = tl.load(gradients + tensor), tl.load(sizes + tensor)
+    height, columns = tl.load(shapes + 3 * tensor + 1), tl.load(shapes + 3 * tensor + 2)
     UNIT: tl.constexpr = LAYOUT.unit  # up to 3.6 Triton accepts no attribute as a constexpr argument
-    width = tl.multiple_of(tl.minimum(columns - column, LAYOUT.block).to(tl.int32), UNIT)
+    if not has_packed(LAYOUT.states):
+        width = tl.multiple_of(width, UNIT)
     stepping = gradient != 0
     if control is not None:
         stepping &= tl.load(control + 1) == 0.0
-    piece = row * columns + column, width, n, row, matrix, column, columns
-    return tensor, gradient, piece, tl.where(stepping, rows, 0), rows, strip
+    stride = columns if LAYOUT.line == 0 else width.to(tl.int64)
+    piece = row * columns + column, width, n, row, matrix, column, stride, columns, height, rows, matrices
+    return tensor, gradient, piece, tl.where(stepping, lines, 0), lines, strip
 
 
 @triton.jit
-def _load_rows(
+def _whole(lines, piece, LAYOUT: tl.constexpr):
+    # The lines without a part that is not there, where packed states need that.
+    if has_packed(LAYOUT.states) and LAYOUT.line != 0:
+        return tl.where(piece[1] == LAYOUT.block, lines, 0)
+    else:
+        return lines
+
+
+@triton.jit
+def _load_lines(
     pointers,
     gradient,
     numbers,
     sums,
     piece,
+    places,
     down,
     ARGUMENTS: tl.constexpr,
     LAYOUT: tl.constexpr,
     COUNT: tl.constexpr,
+    FULL: tl.constexpr,
 ):
-    # For each row its tile, the weight as stored, and the function's gradient, states and sums. All is loaded before
-    # anything is computed or stored, so that loads of several rows are in flight.
-    FULL: tl.constexpr = _fullness(LAYOUT)
+    # For each line its tile, the weight as stored, and the function's gradient, states and sums. All is loaded before
+    # anything is computed or stored, so that loads of several lines are in flight.
     loaded = ()
     for k in tl.static_range(COUNT):
         tile = piece[0] + piece[6] * (down + k), piece[1], piece[2]
         stored = load_weight(pointers, 0, tile, LAYOUT, FULL)
         g, states = load_inputs(pointers, gradient, numbers[0], 0, tile, ARGUMENTS, LAYOUT, FULL)
-        of_row = load_of_row(sums, pointers, piece[3] + down + k, ARGUMENTS, LAYOUT)
-        loaded = loaded + ((tile, stored, g, states, of_row),)  # type: ignore[assignment]
+        of_line = load_of_line(sums, pointers, piece, places, down + k, ARGUMENTS, LAYOUT)
+        loaded = loaded + ((tile, stored, g, states, of_line),)  # type: ignore[assignment]
     return loaded
 
 
 @triton.jit
-def _computed(row, numbers, FUNCTION: tl.constexpr, ARGUMENTS: tl.constexpr, LAYOUT: tl.constexpr):
-    tile, stored, g, states, sums = row
+def _computed(line, numbers, FUNCTION: tl.constexpr, ARGUMENTS: tl.constexpr, LAYOUT: tl.constexpr):
+    tile, stored, g, states, sums = line
     if LAYOUT.unit % 4 == 0:
         index = indices(0, tile, LAYOUT.block)
     else:
@@ -166,38 +248,39 @@ def _masked(accumulators, width, LAYOUT: tl.constexpr):
 
 
 @triton.jit
-def _update_rows(
+def _update_lines(
     pointers,
     gradient,
     numbers,
     sums,
     accumulators,
     piece,
+    places,
     down,
     FUNCTION: tl.constexpr,
     ARGUMENTS: tl.constexpr,
     LAYOUT: tl.constexpr,
     MAXIMA: tl.constexpr,
     COUNT: tl.constexpr,
+    FULL: tl.constexpr,
 ):
-    FULL: tl.constexpr = _fullness(LAYOUT)
-    rows = _load_rows(pointers, gradient, numbers, sums, piece, down, ARGUMENTS, LAYOUT, COUNT)
+    lines = _load_lines(pointers, gradient, numbers, sums, piece, places, down, ARGUMENTS, LAYOUT, COUNT, FULL)
     for k in tl.static_range(COUNT):
-        new = _computed(rows[k], numbers, FUNCTION, ARGUMENTS, LAYOUT)
+        new = _computed(lines[k], numbers, FUNCTION, ARGUMENTS, LAYOUT)
         at = tl.full((), 0, tl.int32)
-        stored = store_block(pointers, numbers[3], at, rows[k][0], new[0], new[1], LAYOUT, FULL)
+        stored = store_block(pointers, numbers[3], at, lines[k][0], new[0], new[1], LAYOUT, FULL)
         if ARGUMENTS.counts_unchanged:
-            values = new[2] + (count_unchanged(rows[k][1], stored, LAYOUT),)
-            accumulators = accumulate(accumulators, values, 0, rows[k][0], LAYOUT, MAXIMA, FULL)
+            values = new[2] + (count_unchanged(lines[k][1], stored, LAYOUT),)
+            accumulators = accumulate(accumulators, values, 0, lines[k][0], LAYOUT, MAXIMA, FULL)
         elif len(accumulators) > 0:
-            accumulators = accumulate(accumulators, new[2], 0, rows[k][0], LAYOUT, MAXIMA, FULL)
+            accumulators = accumulate(accumulators, new[2], 0, lines[k][0], LAYOUT, MAXIMA, FULL)
     return accumulators
 
 
 @triton.jit(
     do_not_specialize=["n_tensors", "n_partials"],
     do_not_specialize_on_alignment=[
-        "addresses", "gradients", "hyper", "sizes", "pieces", "sums", "partials", "columns_of", "control",
+        "addresses", "gradients", "hyper", "sizes", "pieces", "sums", "partials", "shapes", "control",
     ],
 )  # fmt: skip
 def update_pieces_kernel(
@@ -205,40 +288,43 @@ def update_pieces_kernel(
     gradients,
     hyper,
     sizes,
-    pieces,  # int32 [n_programs, 6], as `pieces_of` returns them
+    pieces,  # int32 [n_programs, 9], as `pieces_of` returns them
     sums,
     partials,
     n_tensors,
     n_partials,
-    columns_of,  # int64 [n_tensors]
+    shapes,  # int64 [n_tensors, 3]: matrices, their rows, their columns
     control,
     FUNCTION: tl.constexpr,
     ARGUMENTS: tl.constexpr,
     LAYOUT: tl.constexpr,
     SUMMED: tl.constexpr,
     MAXIMA: tl.constexpr,
-    AT_ONCE: tl.constexpr,  # rows
+    AT_ONCE: tl.constexpr,  # lines
     ZERO: tl.constexpr,
 ):
     n_tensors = n_tensors.to(tl.int64)
-    tensor, gradient, piece, n_rows, in_any_case, _ = _piece_of(pieces, gradients, sizes, columns_of, control, LAYOUT)
+    tensor, gradient, piece, n_lines, in_any_case, _ = _piece_of(pieces, gradients, sizes, shapes, control, LAYOUT)
     pointers = load_addresses(addresses + tensor, n_tensors, LAYOUT)
     hyper_row, sums_row = hyper + tensor * (1 + LAYOUT.n_hyper), sums + tensor * ARGUMENTS.n_sums
     numbers = load_numbers(hyper_row, sums_row, control, ARGUMENTS, LAYOUT)
-    of_columns = load_of_columns(numbers[2], pointers, piece, ARGUMENTS, LAYOUT)
+    places = places_in(piece, ARGUMENTS, LAYOUT)
+    of_piece = load_of_piece(numbers[2], pointers, piece, places, ARGUMENTS, LAYOUT)
     accumulators = new_accumulators(len(SUMMED) + len(MAXIMA), LAYOUT)
     down = 0
-    while down + AT_ONCE <= n_rows:
-        accumulators = _update_rows(
-            pointers, gradient, numbers, of_columns, accumulators, piece, down,
-            FUNCTION, ARGUMENTS, LAYOUT, MAXIMA, AT_ONCE,
+    while down + AT_ONCE <= _whole(n_lines, piece, LAYOUT):
+        accumulators = _update_lines(
+            pointers, gradient, numbers, of_piece, accumulators, piece, places, down,
+            FUNCTION, ARGUMENTS, LAYOUT, MAXIMA, AT_ONCE, _fullness(LAYOUT),
         )  # fmt: skip
         down += AT_ONCE
-    while down < n_rows:
-        accumulators = _update_rows(
-            pointers, gradient, numbers, of_columns, accumulators, piece, down, FUNCTION, ARGUMENTS, LAYOUT, MAXIMA, 1
-        )
-        down += 1
+    if _may_be_left(LAYOUT, AT_ONCE):
+        while down < n_lines:
+            accumulators = _update_lines(
+                pointers, gradient, numbers, of_piece, accumulators, piece, places, down,
+                FUNCTION, ARGUMENTS, LAYOUT, MAXIMA, 1, _fullness(LAYOUT, True),
+            )  # fmt: skip
+            down += 1
     store_partials(partials, _masked(accumulators, piece[1], LAYOUT), n_partials, SUMMED, MAXIMA)
     if ZERO:
         if gradient != 0:
@@ -253,7 +339,7 @@ def update_pieces_kernel(
 @triton.jit(
     do_not_specialize=["n_tensors", "n_partials"],
     do_not_specialize_on_alignment=[
-        "addresses", "gradients", "hyper", "sizes", "pieces", "sums", "partials", "columns_of", "control",
+        "addresses", "gradients", "hyper", "sizes", "pieces", "sums", "partials", "shapes", "control",
     ],
 )  # fmt: skip
 def sums_pieces_kernel(
@@ -266,7 +352,7 @@ def sums_pieces_kernel(
     partials,
     n_tensors,
     n_partials,
-    columns_of,
+    shapes,
     control,
     FUNCTION: tl.constexpr,
     ARGUMENTS: tl.constexpr,
@@ -276,54 +362,58 @@ def sums_pieces_kernel(
     AT_ONCE: tl.constexpr,
 ):
     n_tensors = n_tensors.to(tl.int64)
-    tensor, gradient, piece, n_rows, _, _ = _piece_of(pieces, gradients, sizes, columns_of, control, LAYOUT)
+    tensor, gradient, piece, n_lines, _, _ = _piece_of(pieces, gradients, sizes, shapes, control, LAYOUT)
     pointers = load_addresses(addresses + tensor, n_tensors, LAYOUT)
     hyper_row, sums_row = hyper + tensor * (1 + LAYOUT.n_hyper), sums + tensor * ARGUMENTS.n_sums
     numbers = load_numbers(hyper_row, sums_row, control, ARGUMENTS, LAYOUT)
-    of_columns = load_of_columns(numbers[2], pointers, piece, ARGUMENTS, LAYOUT)
+    places = places_in(piece, ARGUMENTS, LAYOUT)
+    of_piece = load_of_piece(numbers[2], pointers, piece, places, ARGUMENTS, LAYOUT)
     accumulators = new_accumulators(len(SUMMED) + len(MAXIMA), LAYOUT)
     down = 0
-    while down + AT_ONCE <= n_rows:
-        accumulators = _sum_rows(
-            pointers, gradient, numbers, of_columns, accumulators, piece, down,
-            FUNCTION, ARGUMENTS, LAYOUT, MAXIMA, AT_ONCE,
+    while down + AT_ONCE <= _whole(n_lines, piece, LAYOUT):
+        accumulators = _sum_lines(
+            pointers, gradient, numbers, of_piece, accumulators, piece, places, down,
+            FUNCTION, ARGUMENTS, LAYOUT, MAXIMA, AT_ONCE, _fullness(LAYOUT),
         )  # fmt: skip
         down += AT_ONCE
-    while down < n_rows:
-        accumulators = _sum_rows(
-            pointers, gradient, numbers, of_columns, accumulators, piece, down, FUNCTION, ARGUMENTS, LAYOUT, MAXIMA, 1
-        )
-        down += 1
+    if _may_be_left(LAYOUT, AT_ONCE):
+        while down < n_lines:
+            accumulators = _sum_lines(
+                pointers, gradient, numbers, of_piece, accumulators, piece, places, down,
+                FUNCTION, ARGUMENTS, LAYOUT, MAXIMA, 1, _fullness(LAYOUT, True),
+            )  # fmt: skip
+            down += 1
     store_partials(partials, _masked(accumulators, piece[1], LAYOUT), n_partials, SUMMED, MAXIMA)
 
 
 @triton.jit
-def _sum_rows(
+def _sum_lines(
     pointers,
     gradient,
     numbers,
     sums,
     accumulators,
     piece,
+    places,
     down,
     FUNCTION: tl.constexpr,
     ARGUMENTS: tl.constexpr,
     LAYOUT: tl.constexpr,
     MAXIMA: tl.constexpr,
     COUNT: tl.constexpr,
+    FULL: tl.constexpr,
 ):
-    FULL: tl.constexpr = _fullness(LAYOUT)
-    rows = _load_rows(pointers, gradient, numbers, sums, piece, down, ARGUMENTS, LAYOUT, COUNT)
+    lines = _load_lines(pointers, gradient, numbers, sums, piece, places, down, ARGUMENTS, LAYOUT, COUNT, FULL)
     for k in tl.static_range(COUNT):
-        values = _computed(rows[k], numbers, FUNCTION, ARGUMENTS, LAYOUT)
-        accumulators = accumulate(accumulators, values, 0, rows[k][0], LAYOUT, MAXIMA, FULL)
+        values = _computed(lines[k], numbers, FUNCTION, ARGUMENTS, LAYOUT)
+        accumulators = accumulate(accumulators, values, 0, lines[k][0], LAYOUT, MAXIMA, FULL)
     return accumulators
 
 
 @triton.jit(
     do_not_specialize=["n_tensors"],
     do_not_specialize_on_alignment=[
-        "addresses", "gradients", "hyper", "sizes", "pieces", "sums", "partials", "columns_of", "control",
+        "addresses", "gradients", "hyper", "sizes", "pieces", "sums", "partials", "shapes", "control",
     ],
 )  # fmt: skip
 def means_pieces_kernel(
@@ -335,7 +425,7 @@ def means_pieces_kernel(
     sums,
     partials,  # int64 [2 * n_values, n_tensors]: addresses of the sums of pieces, then how many there are of each number
     n_tensors,
-    columns_of,
+    shapes,
     control,
     FUNCTION: tl.constexpr,
     ARGUMENTS: tl.constexpr,
@@ -345,11 +435,12 @@ def means_pieces_kernel(
 ):
     n_tensors = n_tensors.to(tl.int64)
     # A skipped step needs the sums, too: what it must not change is up to the kernels after it.
-    tensor, gradient, piece, n_rows, _, strip = _piece_of(pieces, gradients, sizes, columns_of, None, LAYOUT)
+    tensor, gradient, piece, n_lines, _, strip = _piece_of(pieces, gradients, sizes, shapes, None, LAYOUT)
     pointers = load_addresses(addresses + tensor, n_tensors, LAYOUT)
     hyper_row, sums_row = hyper + tensor * (1 + LAYOUT.n_hyper), sums + tensor * ARGUMENTS.n_sums
     numbers = load_numbers(hyper_row, sums_row, control, ARGUMENTS, LAYOUT)
-    of_columns = load_of_columns(numbers[2], pointers, piece, ARGUMENTS, LAYOUT)
+    places = places_in(piece, ARGUMENTS, LAYOUT)
+    of_piece = load_of_piece(numbers[2], pointers, piece, places, ARGUMENTS, LAYOUT)
     BLOCK: tl.constexpr = LAYOUT.block
     rooms, accumulators = (), ()
     for k in tl.static_range(len(OF_ROWS)):
@@ -358,21 +449,22 @@ def means_pieces_kernel(
         if OF_ROWS[k]:
             rooms = rooms + (room + piece[5] // LAYOUT.block * count + piece[3],)  # type: ignore[assignment]
         else:
-            rooms = rooms + (room + strip * count + piece[4] * piece[6] + piece[5],)  # type: ignore[assignment]
+            rooms = rooms + (room + strip * count + piece[4] * piece[7] + piece[5],)  # type: ignore[assignment]
         accumulators = accumulators + (tl.zeros((BLOCK,), LAYOUT.compute),)  # type: ignore[assignment]
     down = 0
-    while down + AT_ONCE <= n_rows:
-        accumulators = _mean_rows(
-            pointers, gradient, numbers, of_columns, accumulators, rooms, piece, down,
-            FUNCTION, ARGUMENTS, LAYOUT, OF_ROWS, AT_ONCE,
+    while down + AT_ONCE <= _whole(n_lines, piece, LAYOUT):
+        accumulators = _mean_lines(
+            pointers, gradient, numbers, of_piece, accumulators, rooms, piece, places, down,
+            FUNCTION, ARGUMENTS, LAYOUT, OF_ROWS, AT_ONCE, _fullness(LAYOUT),
         )  # fmt: skip
         down += AT_ONCE
-    while down < n_rows:
-        accumulators = _mean_rows(
-            pointers, gradient, numbers, of_columns, accumulators, rooms, piece, down,
-            FUNCTION, ARGUMENTS, LAYOUT, OF_ROWS, 1,
-        )  # fmt: skip
-        down += 1
+    if _may_be_left(LAYOUT, AT_ONCE):
+        while down < n_lines:
+            accumulators = _mean_lines(
+                pointers, gradient, numbers, of_piece, accumulators, rooms, piece, places, down,
+                FUNCTION, ARGUMENTS, LAYOUT, OF_ROWS, 1, _fullness(LAYOUT, True),
+            )  # fmt: skip
+            down += 1
     columns = tl.arange(0, LAYOUT.block)
     for k in tl.static_range(len(OF_ROWS)):
         if not OF_ROWS[k]:
@@ -381,7 +473,7 @@ def means_pieces_kernel(
 
 
 @triton.jit
-def _mean_rows(
+def _mean_lines(
     pointers,
     gradient,
     numbers,
@@ -389,17 +481,19 @@ def _mean_rows(
     accumulators,
     rooms,
     piece,
+    places,
     down,
     FUNCTION: tl.constexpr,
     ARGUMENTS: tl.constexpr,
     LAYOUT: tl.constexpr,
     OF_ROWS: tl.constexpr,
     COUNT: tl.constexpr,
+    FULL: tl.constexpr,
 ):
     columns = tl.arange(0, LAYOUT.block)
-    rows = _load_rows(pointers, gradient, numbers, sums, piece, down, ARGUMENTS, LAYOUT, COUNT)
+    lines = _load_lines(pointers, gradient, numbers, sums, piece, places, down, ARGUMENTS, LAYOUT, COUNT, FULL)
     for i in tl.static_range(COUNT):
-        values, added = _computed(rows[i], numbers, FUNCTION, ARGUMENTS, LAYOUT), ()
+        values, added = _computed(lines[i], numbers, FUNCTION, ARGUMENTS, LAYOUT), ()
         for k in tl.static_range(len(OF_ROWS)):
             value = spread(values[k], columns, LAYOUT.compute)
             if OF_ROWS[k]:

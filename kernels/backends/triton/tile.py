@@ -24,6 +24,9 @@ from .memory import (
     unpack_at,
 )
 
+# What a line of a piece is: a part of a row, rows of one matrix side by side, whole matrices side by side, or any elements.
+PART, ROWS_OF_ONE, SEVERAL, FLAT = range(4)
+_PART, _ROWS_OF_ONE, _SEVERAL, _FLAT = map(tl.constexpr, range(4))
 _FULL, _SPLIT, _SPLIT8 = (tl.constexpr(int(storage.MasterKind[name])) for name in ("FULL", "SPLIT", "SPLIT8"))
 
 
@@ -40,7 +43,9 @@ class Layout(NamedTuple):
         aligned: whether all addresses are multiples of 16 bytes.
         block: elements that a program updates at a time.
         tail: elements that it updates at a time where fewer than `block` are left.
-        unit: as in `Walk` of pieces.py.
+        unit, line: as in `Walk` of pieces.py.
+        group: neighbours of a line that a thread has.
+        span: most rows, or matrices, that these are in, if a line has whole ones.
         parts: number of rows of the address table that `Parts` adds; 0 if the rule has no means.
         first_part: place of the first of these in what `load_addresses` returns.
     """
@@ -57,6 +62,9 @@ class Layout(NamedTuple):
     block: int
     tail: int
     unit: int
+    line: int
+    group: int
+    span: int
     parts: int
     first_part: int
 
@@ -116,7 +124,7 @@ def load_numbers(row, sums, control, ARGUMENTS: tl.constexpr, LAYOUT: tl.constex
 
 @triton.jit
 def _load_scalars(row, ARGUMENTS: tl.constexpr):
-    # The results that are one for the tensor; 0 for vectors, which `_with_vectors` loads.
+    # The results that are one for the tensor; 0 for vectors, of which lines have numbers.
     values = ()
     for k in tl.static_range(len(ARGUMENTS.scopes)):
         if ARGUMENTS.scopes[k] == 0:
@@ -127,74 +135,117 @@ def _load_scalars(row, ARGUMENTS: tl.constexpr):
 
 
 @triton.jit
-def _with_vectors(sums, addresses, places, valid, ARGUMENTS: tl.constexpr, LAYOUT: tl.constexpr):
-    # The results with each element's numbers of the vectors. `places`: its row, column and matrix in them.
-    values = ()
-    for k in tl.static_range(len(ARGUMENTS.scopes)):
-        if ARGUMENTS.scopes[k] == 0:
-            values = values + (sums[k],)  # type: ignore[assignment]
+def places_in(piece, ARGUMENTS: tl.constexpr, LAYOUT: tl.constexpr):
+    # Where in vectors of rows, columns and matrices the numbers of a line's elements are, from those of the first row, the
+    # first matrix's first column, and the first matrix on; of rows and matrices, unless a line is flat, those of the first
+    # neighbour that a thread has, as `_of_neighbours` says. `piece`: see pieces.py.
+    if LAYOUT.line == _PART or len(ARGUMENTS.scopes) == 0:
+        return ()
+    else:
+        columns, rows = piece[7], piece[8]
+        across = piece[5].to(tl.int32) + tl.arange(0, LAYOUT.block)
+        down = _quotient(across, columns, LAYOUT)
+        if LAYOUT.line == _ROWS_OF_ONE:
+            return _of_neighbours(columns, LAYOUT), across - down * columns.to(tl.int32)
         else:
-            vector = addresses[LAYOUT.first_part + 2 + ARGUMENTS.sums[k]].to(tl.pointer_type(LAYOUT.compute))
-            value = tl.load(vector + places[ARGUMENTS.scopes[k] - 1], mask=valid, other=1.0)
-            values = values + (value,)  # type: ignore[assignment]
-    return values
+            over = _quotient((piece[3] - piece[4] * rows).to(tl.int32) + down, rows, LAYOUT)
+            column = across + (over - down) * columns.to(tl.int32)
+            if LAYOUT.line == _SEVERAL:
+                return _of_neighbours(columns, LAYOUT), column, _of_neighbours(rows * columns, LAYOUT)
+            else:
+                return down, column, over
 
 
 @triton.jit
-def load_of_columns(sums, addresses, piece, ARGUMENTS: tl.constexpr, LAYOUT: tl.constexpr):
-    # The results with the numbers of a piece's columns, and of its matrix. `piece`: see pieces.py.
-    values, columns = (), tl.arange(0, LAYOUT.block)
+def _of_neighbours(size, LAYOUT: tl.constexpr):
+    # Of the neighbours of each thread the first one's row, or matrix, of `size` elements; and how many are in it at most.
+    GROUP: tl.constexpr = LAYOUT.group
+    across, size = GROUP * tl.arange(0, LAYOUT.block // GROUP), size.to(tl.int32)
+    first = _quotient(across, size, LAYOUT)
+    return first, (first + 1) * size - across, size
+
+
+@triton.jit
+def _vector(addresses, k: tl.constexpr, ARGUMENTS: tl.constexpr, LAYOUT: tl.constexpr):
+    return addresses[LAYOUT.first_part + 2 + ARGUMENTS.sums[k]].to(tl.pointer_type(LAYOUT.compute))
+
+
+@triton.jit
+def load_of_piece(sums, addresses, piece, places, ARGUMENTS: tl.constexpr, LAYOUT: tl.constexpr):
+    # The results with the numbers that are the same in all lines of a piece: of its columns, and of its matrix.
+    values, lanes = (), tl.arange(0, LAYOUT.block)
     for k in tl.static_range(len(ARGUMENTS.sums)):
-        if len(ARGUMENTS.scopes) == 0 or ARGUMENTS.scopes[k] < 2:
+        if len(ARGUMENTS.scopes) == 0 or ARGUMENTS.scopes[k] < 2 or LAYOUT.line >= _SEVERAL:
             values = values + (sums[k],)  # type: ignore[assignment]
+        elif ARGUMENTS.scopes[k] == 3:
+            values = values + (tl.load(_vector(addresses, k, ARGUMENTS, LAYOUT) + piece[4]),)  # type: ignore[assignment]
         else:
-            vector = addresses[LAYOUT.first_part + 2 + ARGUMENTS.sums[k]].to(tl.pointer_type(LAYOUT.compute))
-            if ARGUMENTS.scopes[k] == 2:
-                vector += piece[4] * piece[6] + piece[5]
+            vector = _vector(addresses, k, ARGUMENTS, LAYOUT) + piece[4] * piece[7]
+            if LAYOUT.line == _ROWS_OF_ONE:
+                vector += places[1]
+            else:
+                vector += piece[5]
                 if LAYOUT.aligned:
                     vector = tl.multiple_of(vector, 16)
-                values = values + (tl.load(vector + columns, mask=columns < piece[1], other=1.0),)  # type: ignore[assignment]
-            else:
-                values = values + (tl.load(vector + piece[4]),)  # type: ignore[assignment]
+                vector += lanes
+            values = values + (tl.load(vector, mask=lanes < piece[1], other=1.0),)  # type: ignore[assignment]
     return values
 
 
 @triton.jit
-def load_of_row(sums, addresses, row, ARGUMENTS: tl.constexpr, LAYOUT: tl.constexpr):
-    # The results with the numbers of a row.
+def load_of_line(sums, addresses, piece, places, down, ARGUMENTS: tl.constexpr, LAYOUT: tl.constexpr):
+    # The results with the numbers of a line: of its rows, and if these are of several matrices, of columns and matrices.
     values = ()
     for k in tl.static_range(len(ARGUMENTS.sums)):
         if len(ARGUMENTS.scopes) > 0 and ARGUMENTS.scopes[k] == 1:
-            vector = addresses[LAYOUT.first_part + 2 + ARGUMENTS.sums[k]].to(tl.pointer_type(LAYOUT.compute))
-            values = values + (tl.load(vector + row),)  # type: ignore[assignment]
+            vector = _vector(addresses, k, ARGUMENTS, LAYOUT) + (piece[3] + down * piece[9])
+            if LAYOUT.line == _PART:
+                values = values + (tl.load(vector),)  # type: ignore[assignment]
+            elif LAYOUT.line == _FLAT:
+                values = values + (_load_each(vector, places[0], piece[1], LAYOUT),)  # type: ignore[assignment]
+            else:
+                values = values + (_load_for_neighbours(vector, places[0], piece[1], LAYOUT),)  # type: ignore[assignment]
+        elif len(ARGUMENTS.scopes) > 0 and ARGUMENTS.scopes[k] > 1 and LAYOUT.line >= _SEVERAL:
+            vector, matrix = _vector(addresses, k, ARGUMENTS, LAYOUT), piece[4] + down * piece[10]
+            if ARGUMENTS.scopes[k] == 2:
+                value = _load_each(vector + matrix * piece[7], places[1], piece[1], LAYOUT)
+            elif LAYOUT.line == _FLAT:
+                value = _load_each(vector + matrix, places[2], piece[1], LAYOUT)
+            else:
+                value = _load_for_neighbours(vector + matrix, places[2], piece[1], LAYOUT)
+            values = values + (value,)  # type: ignore[assignment]
         else:
             values = values + (sums[k],)  # type: ignore[assignment]
     return values
 
 
 @triton.jit
-def _places(addresses, at, tile, LAYOUT: tl.constexpr, FULL: tl.constexpr):
-    # The row, column and matrix in vectors of each element of a block.
-    columns, size = addresses[LAYOUT.first_part], addresses[LAYOUT.first_part + 1]
-    rows, start = size // columns, tile[0] + at
-    row, matrix = start // columns, start // size
-    across, inside = start - row * columns + tl.arange(0, elements_of(LAYOUT, FULL)), row - matrix * rows
-    if columns >= LAYOUT.block:
-        down = (across >= columns).to(tl.int32)
-    else:
-        down = _quotient(across, columns)
-    if rows > LAYOUT.block:
-        over = (inside + down >= rows).to(tl.int32)
-    else:
-        over = _quotient(inside + down, rows)
-    return row + down, (matrix + over) * columns + across - down * columns, matrix + over
+def _load_each(vector, places, width, LAYOUT: tl.constexpr):
+    return tl.load(vector + places, mask=tl.arange(0, LAYOUT.block) < width, other=1.0)
 
 
 @triton.jit
-def _quotient(numbers, divisor):
-    # Quotients, rounded down, of whole numbers below 2^12. In float32 those of numbers + 0.5 are wrong by less than they
-    # differ from any whole number by, and take 4 instructions instead of 20.
-    return ((numbers.to(tl.float32) + 0.5) * (1.0 / divisor.to(tl.float32))).to(tl.int32)
+def _load_for_neighbours(vector, places, width, LAYOUT: tl.constexpr):
+    # A thread loads one number of each row, or matrix, that its neighbours are in.
+    GROUP: tl.constexpr = LAYOUT.group
+    SPAN: tl.constexpr = LAYOUT.span
+    first, end, size = places
+    across, neighbours = GROUP * tl.arange(0, LAYOUT.block // GROUP), tl.arange(0, GROUP)
+    values = tl.load(vector + first, mask=across < width, other=1.0)[:, None]
+    for k in tl.static_range(1, SPAN):
+        value = tl.load(vector + first + k, mask=(end < GROUP) & (across + end < width), other=1.0)
+        values = tl.where(neighbours[None, :] < end[:, None], values, value[:, None])
+        end += size
+    return tl.reshape(values, (LAYOUT.block,))
+
+
+@triton.jit
+def _quotient(numbers, divisor, LAYOUT: tl.constexpr):
+    # Quotients, rounded down, of whole numbers below twice the larger one of divisor and block. In float32 those of numbers
+    # below 2^12 + 0.5 are wrong by less than they differ from any whole number by, and take 4 instructions instead of 20.
+    # No branch, through which compilers would not bring the layout of what is loaded.
+    quotient = ((numbers.to(tl.float32) + 0.5) * (1.0 / divisor.to(tl.float32))).to(tl.int32)
+    return tl.where(divisor >= LAYOUT.block, (numbers >= divisor).to(tl.int32), quotient)
 
 
 @triton.jit
@@ -285,17 +336,26 @@ def compute_block(
     LAYOUT: tl.constexpr,
     FULL: tl.constexpr,
 ):
-    offsets = at + tl.arange(0, elements_of(LAYOUT, FULL))
     w = combined(stored, LAYOUT)
     g, states = load_inputs(addresses, gradient, numbers[0], at, tile, ARGUMENTS, LAYOUT, FULL)
     index = indices(at, tile, elements_of(LAYOUT, FULL))
-    if len(ARGUMENTS.scopes) > 0:
-        sums = _with_vectors(
-            numbers[2], addresses, _places(addresses, at, tile, LAYOUT, FULL), offsets < tile[1], ARGUMENTS, LAYOUT
-        )  # fmt: skip
-        return call(FUNCTION, w, g, states, numbers[1], sums, index, ARGUMENTS)
-    else:
-        return call(FUNCTION, w, g, states, numbers[1], numbers[2], index, ARGUMENTS)
+    return call(FUNCTION, w, g, states, numbers[1], numbers[2], index, ARGUMENTS)
+
+
+@triton.jit
+def load_at(
+    sums, addresses, places, offsets, FIRST: tl.constexpr, LAST: tl.constexpr, ARGUMENTS: tl.constexpr, LAYOUT: tl.constexpr
+):
+    # The results with the numbers of some scopes. `places`: for each of these the places in a vector, and which are there.
+    values = ()
+    for k in tl.static_range(len(ARGUMENTS.sums)):
+        if len(ARGUMENTS.scopes) == 0 or ARGUMENTS.scopes[k] < FIRST or ARGUMENTS.scopes[k] > LAST:
+            values = values + (sums[k],)  # type: ignore[assignment]
+        else:
+            place, there = places[ARGUMENTS.scopes[k] - FIRST]
+            value = tl.load(_vector(addresses, k, ARGUMENTS, LAYOUT) + place, mask=there, other=1.0)
+            values = values + (tl.broadcast_to(value, offsets.shape),)  # type: ignore[assignment]
+    return values
 
 
 @triton.jit
@@ -303,27 +363,25 @@ def compute_at(
     addresses,
     gradient,
     numbers,
-    offsets,  # of elements in any order; beyond tile[1] for those that are not there
-    tile,
-    places,  # as `_with_vectors` takes them
-    valid,  # which elements are there
+    offsets,  # of elements in any order
+    tile,  # as `load` takes it, with what says of each element whether it is there
+    sums,
     FUNCTION: tl.constexpr,
     ARGUMENTS: tl.constexpr,
     LAYOUT: tl.constexpr,
 ):
-    w = combined(_load_weight(addresses, offsets, tile, LAYOUT, False), LAYOUT)
-    g = load(gradient, offsets, tile, LAYOUT.gradient, LAYOUT.compute, False, False) * numbers[0]
+    w = combined(_load_weight(addresses, offsets, tile, LAYOUT, 3), LAYOUT)
+    g = load(gradient, offsets, tile, LAYOUT.gradient, LAYOUT.compute, 3, LAYOUT.aligned) * numbers[0]
     states = ()
     for k in tl.static_range(len(ARGUMENTS.states)):
         address = addresses[1 + ARGUMENTS.states[k]]
         if is_packed(LAYOUT.states[ARGUMENTS.states[k]]):
-            state = unpack_at(address, tile[0] + offsets, valid, tile[2], LAYOUT.states[ARGUMENTS.states[k]])
+            state = unpack_at(address, tile[0] + offsets, tile[1], tile[2], LAYOUT.states[ARGUMENTS.states[k]])
         else:
-            state = load(address, offsets, tile, LAYOUT.states[ARGUMENTS.states[k]], LAYOUT.compute, False, False)
+            state = load(
+                address, offsets, tile, LAYOUT.states[ARGUMENTS.states[k]], LAYOUT.compute, 3, LAYOUT.aligned
+            )  # fmt: skip
         states = states + (state,)  # type: ignore[assignment]
-    sums = numbers[2]
-    if len(ARGUMENTS.scopes) > 0:
-        sums = _with_vectors(sums, addresses, places, valid, ARGUMENTS, LAYOUT)
     return call(FUNCTION, w, g, states, numbers[1], sums, tile[0] + offsets, ARGUMENTS)
 
 
@@ -366,7 +424,7 @@ def store_block(addresses, key, at, tile, w, states, LAYOUT: tl.constexpr, FULL:
         tl.debug_barrier()  # until all have read what other threads are about to write: scales, and masked elements
     words = 0
     if LAYOUT.stochastic:
-        words = random_words(key, at, tile, elements_of(LAYOUT, FULL))
+        words = random_words(key, at, tile, elements_of(LAYOUT, FULL), LAYOUT.unit == 1)
     if LAYOUT.master != 0 and LAYOUT.master != _FULL:
         stored = _store_weight(addresses[0], addresses[1 + len(LAYOUT.states)], w, offsets, tile, words, LAYOUT, FULL)
     else:
