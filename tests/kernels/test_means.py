@@ -1,6 +1,7 @@
 """Reductions over rows, columns and slices, and rules chosen by shape, compared with NumPy."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -180,3 +181,38 @@ def test_a_rule_with_means_is_not_used_by_itself():
         Update(by_parts, [w], [(w.clone(), torch.zeros(3, 1), torch.zeros(1, 4))])
     with pytest.raises(TypeError, match=r"state=\('mom',\) of 'parted': its rules have the states mom, row, column"):
         rule_by_shape(by_parts, by_slices, state=("mom",))(parted.fn)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("unit", [4, 8])
+def test_lines_of_pieces_hold_each_element_once(unit, packed):
+    """They are at multiples of a unit where these are promised; and only lines of parts of rows are of wide rows."""
+    pieces = pytest.importorskip("tristep.kernels.backends.triton.pieces", reason="Triton has builds for Linux only")
+    shapes = [
+        (1, 9, 5),
+        (4096, 3, 3),
+        (30, 5, 16),
+        (7, 1, 1),
+        (1, 4096, 16),
+        (3, 301, 33),
+        (2, 70, 130),
+        (1, 12, 300),
+        (0, 1, 1),
+    ]
+    parts = SimpleNamespace(sizes=np.array(shapes))
+    walks, found = pieces.walks_of(parts, True, unit, packed), [np.zeros(math.prod(shape), int) for shape in shapes]
+    assert sorted(np.concatenate([walk.tensors for walk in walks])) == list(range(len(shapes)))
+    for walk in walks:
+        for lines in (1, 8):
+            width = pieces.WIDEST if walk.line == pieces.PART else pieces.STACKED
+            for t, row, matrix, column, down, _, length, rows, matrices in pieces.pieces_of(parts, walk, lines, width):
+                columns = shapes[t][2]
+                assert length <= width
+                assert packed or length % walk.unit == 0
+                assert row // shapes[t][1] == matrix
+                for k in range(down):
+                    first = (row + k * rows) * columns + column if rows else row * columns + column
+                    assert first % walk.unit == 0
+                    assert not matrices or (matrix + k * matrices) * shapes[t][1] == row + k * rows
+                    found[t][first : first + length] += 1
+    assert all((each == 2).all() for each in found)  # once by pieces of each number of lines
