@@ -38,7 +38,7 @@ def look_in_use() -> Any:
         if _checks > (_SOME_WITH_NUMBA if "numba" in sys.modules else _SOME):
             _checks = _SOME + 1
             with contextlib.suppress(ImportError):  # no numba, or a torch without the interface
-                _look = importlib.import_module(".look", __package__)
+                _look = importlib.import_module(".backends.cpu.look", __package__)
     return _look
 
 

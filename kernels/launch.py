@@ -328,6 +328,8 @@ def group_keys(
     `first` has for each weight the first one that is alike in all but its `addresses`, which have a row for the weights, the
     gradients, each slot of the rule, and the masters.
     """
+    if not len(first):  # a rank may have no tensor, and then there are no columns of states
+        return []
     # Numbers for each tensor are not vectors. A tensor whose strides differ from the weight's is copied to aligned memory.
     aligned = np.bitwise_or.reduce(addresses[[*range(FIRST_STATE + len(rule.state)), -1]]) & 15 == 0
     keys: dict[Any, tuple[Any, ...]] = {}

@@ -255,7 +255,9 @@ def passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
     look = None
     if request.param == "compiled":
-        look = pytest.importorskip("tristep.kernels.look", reason="needs numba, and DLPack's C exchange interface in torch")
+        look = pytest.importorskip(
+            "tristep.kernels.backends.cpu.look", reason="needs numba, and DLPack's C exchange interface in torch"
+        )
     for name, value in {"_look": look, "_SOME": -1, "_MANY": 0}.items():
         monkeypatch.setattr(guards, name, value)
     return str(request.param)

@@ -222,7 +222,7 @@ def test_passes_stay_in_python_where_compiled_ones_cannot_be(lacks, monkeypatch)
     monkeypatch.setattr(guards, "_checks", 0)
     monkeypatch.setattr(guards, "_SOME", 5)
     monkeypatch.setattr(guards, "_SOME_WITH_NUMBA", 5)
-    monkeypatch.delitem(sys.modules, "tristep.kernels.look", raising=False)
+    monkeypatch.delitem(sys.modules, "tristep.kernels.backends.cpu.look", raising=False)
     if lacks == "numba":
         monkeypatch.setitem(sys.modules, "numba", None)
     if lacks == "the interface":  # or it is that of another package

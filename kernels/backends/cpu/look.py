@@ -24,7 +24,7 @@ from llvmlite import ir
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .backends.cpu.disk_cache import cached, compiling
+from .disk_cache import cached, compiling
 
 # A loop gets a table of int64 numbers: addresses of C functions, of Python objects and of the next number, where there is
 # room for what C functions write. The count of objects, and what is known of each, may follow.
