@@ -41,3 +41,17 @@ test("ticks lie on the axis, in order, and there are as many as have room", () =
     assert.ok(values[0] >= low - 1e-9 * (high - low) && values.at(-1) <= high + 1e-9 * (high - low));
   }
 });
+
+test("labels of short logarithmic axes are apart, and there are some at either end", () => {
+  const ranges = [[0.013, 0.95], [0.04, 0.9], [0.2, 2.4], [0.21, 0.48], [0.3, 0.95], [0.011, 0.9], [1e-4, 1], [5e-9, 3]];
+  for (const [low, high] of ranges) {
+    for (const length of [60, 105, 117, 250, 600]) {
+      const { major } = ticks(axis(low, high, "log"), length, 34);
+      const places = major.map(({ value }) => (length * Math.log(value / low)) / Math.log(high / low));
+      const gaps = places.slice(1).map((place, k) => place - places[k]);
+      const said = `${low} to ${high} on ${length}: ${major.map(({ value }) => value)}`;
+      assert.ok(places.length >= 2 && Math.min(...gaps) >= 15, said);
+      assert.ok(places[0] <= 0.62 * length && places.at(-1) >= 0.38 * length, said);
+    }
+  }
+});

@@ -1,5 +1,7 @@
 """What each layer and axis of a scene looks like, asked of matplotlib's own objects and of single pixels."""
 
+from itertools import pairwise
+
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import LogNorm, to_rgb
 
 from tristep.viz.render.matplotlib import Picture, draw
-from tristep.viz.scene import Axis, Band, Control, Heatmap, Line
+from tristep.viz.scene import Axis, Band, Control, Heatmap, Line, Panel, Scene
 from tristep.viz.style import THEMES, line_style
 
 
@@ -37,6 +39,22 @@ def test_a_point_between_gaps_is_drawn():
     scene = one_panel(Line([0, 0.2, 0.4, 0.6, 0.8], [NAN, 0.5, NAN, 0.7, 0.8]))
     (line,) = draw(scene).axes[0].lines
     assert (line.get_marker(), line.get_markevery()) == ("o", [1])
+
+
+@pytest.mark.parametrize("height", [1.6, 2.2, 4.0])
+@pytest.mark.parametrize("reach", [(0.013, 0.95), (0.2, 2.4), (0.21, 0.48), (0.3, 0.95), (1e-4, 1.0)])
+def test_labels_of_a_short_logarithmic_axis_do_not_touch(reach, height):
+    scene = Scene([Panel(Axis("x", 0, 1), Axis("y", *reach, "log"), [Line([0, 1], [*reach])])], height=height)
+    figure = draw(scene)
+    figure.canvas.draw()
+    axis = figure.axes[0].yaxis
+    boxes = [
+        label.get_window_extent()
+        for label, at in zip(axis.get_ticklabels(), axis.get_ticklocs(), strict=True)
+        if reach[0] <= at <= reach[1]
+    ]
+    assert len(boxes) >= 2
+    assert all(one.y1 <= other.y0 for one, other in pairwise(sorted(boxes, key=lambda box: box.y0)))
 
 
 def test_axes_reach_from_and_to_what_is_asked_in_either_direction_with_equal_units_if_asked():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from itertools import pairwise
@@ -39,13 +40,33 @@ class _Round(MaxNLocator):
     def tick_values(self, low: float, high: float) -> Any:
         axis: Any = self.axis
         most = max(2, min(axis.get_tick_space() // (2 if isinstance(axis, XAxis) else 1), 9))
-        decades = np.log10(high / low) if axis.get_scale() == "log" and low > 0 else 0.0
-        if decades >= 0.7 and 3 * decades <= most + 1:
-            return LogLocator(subs=(1, 2, 5), numticks=100).tick_values(low, high)
-        if decades >= 0.7 and np.floor(np.log10(high)) - np.ceil(np.log10(low)) >= 1:
+        if axis.get_scale() != "log" or not 0 < low < high:
+            self.set_params(nbins=most)
+            return super().tick_values(low, high)
+        space = np.log10(high / low) / (2 * most)  # between two labels, in decades
+        if np.floor(np.log10(high)) - np.ceil(np.log10(low)) >= 3:
             return LogLocator(numticks=most + 1).tick_values(low, high)
+        kept = _apart([value for k in (1, 5, 2) for value in _times(k, low, high)], space)
+        if len(kept) > 1:
+            return np.array(kept)
         self.set_params(nbins=most)
-        return super().tick_values(low, high)
+        values = super().tick_values(low, high)
+        return np.array(_apart([value for value in values if low <= value <= high], space))
+
+
+def _times(k: int, low: float, high: float) -> list[float]:
+    """Return the products of `k` and powers of ten from `low` to `high`."""
+    powers = range(math.ceil(math.log10(low / k) - 1e-9), math.floor(math.log10(high / k) + 1e-9) + 1)
+    return [float(f"{k}e{power}") for power in powers]
+
+
+def _apart(values: Sequence[float], space: float) -> list[float]:
+    """Return the values that are at least so many decades from each other, the first ones first, in order."""
+    kept: list[float] = []
+    for value in values:
+        if all(abs(math.log10(value / other)) >= space for other in kept):
+            kept.append(value)
+    return sorted(kept)
 
 
 def _set_given_ticks(axis: AxesAxis, spec: Axis, length: float) -> None:

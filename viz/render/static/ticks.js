@@ -17,8 +17,10 @@ export function ticks(axis, length, space) {
   }
   const largest = Math.max(Math.abs(low), Math.abs(high));
   if (!(high - low > 1e-12 * largest)) return { major: [{ value: low, words: number(low) }], minor: [] }; // words have 12 digits
+  /** @type {(value: number) => number} */
+  const place = (value) => (length * Math.log(value / low)) / Math.log(high / low);
   if (axis.scale === "log") {
-    const found = decades(low, high, most);
+    const found = decades(low, high, most, place, space / 2);
     if (found) return found;
   }
   let step = niceStep((high - low) / most);
@@ -35,17 +37,31 @@ export function ticks(axis, length, space) {
       major.push({ value, words: grouped(value.toFixed(decimals)) });
     }
   }
-  return { major, minor: [] };
+  return { major: axis.scale === "log" ? apart(major, place, space / 2) : major, minor: [] };
 }
 
 /**
- * Ticks at powers of ten, with 2 and 5 times them where there is room; null where less than one power would be seen.
- * @type {(low: number, high: number, most: number) => Ticks | null}
+ * Those of `found` that are at least `space` from each other, the first ones first.
+ * @template {{ value: number }} T
+ * @type {(found: T[], place: (value: number) => number, space: number) => T[]}
  */
-function decades(low, high, most) {
+function apart(found, place, space) {
+  /** @type {T[]} */
+  const kept = [];
+  for (const tick of found) {
+    if (kept.every(({ value }) => Math.abs(place(value) - place(tick.value)) >= space)) kept.push(tick);
+  }
+  return kept.sort((one, other) => one.value - other.value);
+}
+
+/**
+ * Ticks at powers of ten, and at 5 and 2 times them where there is room; null where the axis has less than two of these.
+ * @type {(low: number, high: number, most: number, place: (value: number) => number, space: number) => Ticks | null}
+ */
+function decades(low, high, most, place, space) {
   const first = Math.ceil(Math.log10(low) - 1e-9);
   const last = Math.floor(Math.log10(high) + 1e-9);
-  const stride = Math.max(1, Math.ceil((last - first + 1) / most));
+  const stride = Math.max(1, Math.ceil((last - first + 1) / Math.max(2, most)));
   const every = [];
   for (let power = first - 1; power <= last; power++) {
     for (let k = 1; k < 10; k++) {
@@ -53,12 +69,9 @@ function decades(low, high, most) {
       if (value >= low * (1 - 1e-9) && value <= high * (1 + 1e-9)) every.push({ value, k, power });
     }
   }
-  let major = every.filter(({ k, power }) => k === 1 && (power - first) % stride === 0);
-  if (major.length < 3 && stride === 1) {
-    const more = every.filter(({ k }) => k === 1 || k === 2 || k === 5);
-    if (more.length < 2) return null;
-    if (more.length <= most + 1) major = more;
-  }
+  /** @type {(wanted: number) => typeof every} */
+  const times = (wanted) => every.filter(({ k, power }) => k === wanted && (power - first) % stride === 0);
+  const major = last - first < 3 ? apart([...times(1), ...times(5), ...times(2)], place, space) : times(1);
   if (major.length < 2) return null;
   const plain = major.every(({ value }) => value > 0.9e-3 && value < 1.1e4);
   return {
