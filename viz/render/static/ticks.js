@@ -43,7 +43,9 @@ export function ticks(axis, length, space) {
 /**
  * Those of `found` that are at least `space` from each other, the first ones first.
  * @template {{ value: number }} T
- * @type {(found: T[], place: (value: number) => number, space: number) => T[]}
+ * @param {T[]} found
+ * @param {(value: number) => number} place
+ * @param {number} space
  */
 function apart(found, place, space) {
   /** @type {T[]} */
@@ -62,6 +64,7 @@ function decades(low, high, most, place, space) {
   const first = Math.ceil(Math.log10(low) - 1e-9);
   const last = Math.floor(Math.log10(high) + 1e-9);
   const stride = Math.max(1, Math.ceil((last - first + 1) / Math.max(2, most)));
+  /** @type {{ value: number, k: number, power: number }[]} */
   const every = [];
   for (let power = first - 1; power <= last; power++) {
     for (let k = 1; k < 10; k++) {
