@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { arrange, direction, isNarrow, rowsOf } from "../../viz/render/static/layout.js";
+import { arrange, direction, isNarrow, isStiff, rowsOf } from "../../viz/render/static/layout.js";
 import { penFor } from "../../viz/render/static/pen.js";
 
 const roles = { background: "#ffffff", ink: "#000000", quiet: "#777777", grid: "#eeeeee", colours: ["#ff0000"] };
@@ -36,6 +36,13 @@ test("a part that is looked at is all of its panel, and circles stay round", () 
   const [{ x, y, frame }] = arrange(scene([panel(0, 0, { equal: true })]), 864, Infinity, pen, [part], {}).places;
   assert.deepEqual([x.at(0.2), x.at(0.4)], [frame.x, frame.x + frame.width]);
   assert.ok(Math.abs(x.unit / -y.unit - 1) < 0.02);
+});
+
+test("a round panel leaves the width that it cannot use to its neighbour, if there is one", () => {
+  const round = panel(0, 0, { equal: true });
+  const [{ frame }, other] = arrange(scene([round, panel(0, 1)]), 1200, 300, pen, [null, null], {}).places;
+  assert.ok(Math.abs(frame.width - frame.height) < 3 && other.frame.x - frame.x - frame.width < 80 && other.frame.width > 700);
+  assert.deepEqual([isStiff(scene([round])), isStiff(scene([round, panel(0, 1)])), isStiff(scene([round, panel(1, 0)]))], [true, false, true]);
 });
 
 test("values to pixels and back", () => {

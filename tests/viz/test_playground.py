@@ -12,6 +12,7 @@ from tristep.viz import (
     Function,
     Playground,
     SensitivityView,
+    SweepView,
     TrajectoryView,
     function,
     rule_source,
@@ -82,10 +83,25 @@ def test_a_click_and_a_drag_move_the_start():
 @pytest.mark.parametrize("name", ["saddle", "styblinski_tang", "noisy_ravine"])
 def test_every_named_function_has_its_picture(name):
     view, where = TrajectoryView(name, RACERS, steps=10, factors=(1.0,)), function(name)
-    (surface,) = (layer for layer in view.scene().panels[0].layers if isinstance(layer, Heatmap))
+    panel = view.scene().panels[0]
+    (surface,) = (layer for layer in panel.layers if isinstance(layer, Heatmap))
+    corners = [(panel.x.low, panel.y.low), (panel.x.high, panel.y.high)]
     with torch.no_grad():
-        low, high = where(torch.tensor(list(zip(where.xlim, where.ylim, strict=True)), dtype=torch.float64)).tolist()
+        low, high = where(torch.tensor(corners, dtype=torch.float64)).tolist()
     assert float(surface.values[-1, -1] - surface.values[0, 0]) == pytest.approx(high - low, rel=1e-4, abs=1e-3)
+
+
+def test_x_and_y_have_one_scale_and_fill_their_panel():
+    simulated = simulate("noisy_ravine", "sgd", steps=5, learning_rates=[0.1, 0.2])
+    for view, k in ((TrajectoryView("saddle", steps=5), 0), (Playground("beale", steps=5), 0), (SweepView(simulated), 1)):
+        axes = view.figure().axes[k]
+        cell, frame = axes.get_position(original=True).size, axes.get_position().size
+        (x0, y0), (x1, y1) = axes.transData.transform([(0, 0), (1, 1)])
+        assert x1 - x0 == pytest.approx(y1 - y0), view
+        assert min(np.divide(frame, cell)) > 0.85, view
+    thread = Function("thread", "x**2 + y**2", xlim=(0, 1000), ylim=(-1, 1), start=(1.0, 0.0))
+    panel = TrajectoryView(thread, "sgd", steps=5).scene().panels[0]
+    assert (panel.equal, panel.y.low, panel.y.high) == (False, -1, 1)
 
 
 def test_sensitivity_shows_medians_and_the_best_rate():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,26 +13,57 @@ from ..simulate import Function, Trajectories
 
 __all__ = [
     "On",
+    "Plane",
     "function_layers",
     "function_panel",
     "has_rate",
     "loss_above",
     "loss_label",
     "loss_panel",
+    "plane_of",
     "rounded",
     "starts_around",
     "ways",
     "with_rate",
 ]
 
-GRID = 161  # grid points along each side of a surface
+GRID = 161  # grid points along each side of a square surface
+LONGEST = 4.0  # times the shorter range: where one is longer, a picture to one scale would show a thread
 LEAST = 1e-12  # the smallest loss on a log scale
 On = str | Function | Callable[[torch.Tensor], torch.Tensor]
 
 
-def function_layers(where: Function, xlim: tuple[float, float], ylim: tuple[float, float]) -> list[Layer]:
-    """Return the layers that draw a function as a surface with stars at its minima, within the limits of x and y."""
-    x, y = np.linspace(*xlim, GRID), np.linspace(*ylim, GRID)
+class Plane(NamedTuple):
+    """What a panel draws of the plane, and whether x and y have one scale, so that gradients are square to level lines."""
+
+    xlim: tuple[float, float]
+    ylim: tuple[float, float]
+    equal: bool
+
+    @property
+    def size(self) -> tuple[float, float]:
+        return self.xlim[1] - self.xlim[0], self.ylim[1] - self.ylim[0]
+
+
+def plane_of(where: Function, shape: float) -> Plane:
+    """Return the plane of a function in a panel that is `shape` times as wide as high: to one scale, it fills the panel.
+
+    The shorter range of the function's limits is made longer, around its middle; less than a quarter of the other, it stays.
+    """
+    plane = Plane(where.xlim, where.ylim, equal=True)
+    wide, high = plane.size
+    if max(wide, high) > LONGEST * min(wide, high):
+        return plane._replace(equal=False)
+    across, up = max(0.0, shape * high - wide) / 2, max(0.0, wide / shape - high) / 2
+    (left, right), (low, top) = where.xlim, where.ylim
+    return Plane((left - across, right + across), (low - up, top + up), equal=True)
+
+
+def function_layers(where: Function, plane: Plane) -> list[Layer]:
+    """Return the layers that draw a function on a plane as a surface with stars at its minima."""
+    wide, high = plane.size if plane.equal else (1.0, 1.0)
+    x = np.linspace(*plane.xlim, round(GRID * (wide / high) ** 0.5))
+    y = np.linspace(*plane.ylim, round(GRID * (high / wide) ** 0.5))
     points = torch.from_numpy(np.stack(np.meshgrid(x, y), axis=-1))
     with torch.no_grad():
         height = where(points).numpy()
@@ -47,9 +78,9 @@ def function_layers(where: Function, xlim: tuple[float, float], ylim: tuple[floa
     return [*surface_layers(x, y, height), *stars]
 
 
-def function_panel(where: Function, layers: Sequence[Layer], **others: Any) -> Panel:
-    """Return a panel with the axes of a function; `others` are further arguments of `Panel`."""
-    return Panel(Axis("x", *where.xlim), Axis("y", *where.ylim), layers, **others)
+def function_panel(plane: Plane, layers: Sequence[Layer], **others: Any) -> Panel:
+    """Return a panel with the axes of a plane; `others` are further arguments of `Panel`."""
+    return Panel(Axis("x", *plane.xlim), Axis("y", *plane.ylim), layers, equal=plane.equal, **others)
 
 
 def loss_above(losses: np.ndarray, trajectories: Trajectories) -> np.ndarray:

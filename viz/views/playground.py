@@ -57,6 +57,8 @@ class Playground(TrajectoryView):
         ("lr", "learning_rate"), 'Write settings={"learning_rate": 0.1}.'
     )
 
+    shape: ClassVar[float] = 0.75
+
     def __init__(
         self,
         on: On = "rosenbrock",
@@ -94,7 +96,7 @@ class Playground(TrajectoryView):
             [_numbers(trace, min(moment, trajectories.steps - 1)) for moment in moments], 0.02, 0.5, by=("step",), fixed=True
         )
         panels = [
-            function_panel(self.function, surface, click=MOVING, rows=2),
+            function_panel(self._plane, surface, click=MOVING, rows=2),
             loss_panel(trajectories, trajectories.losses[:, 0, 0], losses, column=1),
             words_panel(numbers, title=f"inside this update of {self._chosen}", row=1, column=1),
         ]
@@ -237,7 +239,7 @@ class Playground(TrajectoryView):
         last = len(trace.updates) - 1
         at = np.minimum(moments, last)
         places = trace.points[at]
-        width, height = (high - low for low, high in (self.function.xlim, self.function.ylim))
+        width, height = (min(self._plane.size),) * 2 if self._plane.equal else self._plane.size
         quantities = {"down the gradient": -trace.gradients[at]}
         for name, state in trace.states.items():
             if name in AVERAGES and state.shape == trace.points.shape:

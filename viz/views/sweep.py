@@ -12,7 +12,7 @@ from ...trainer import Sweep
 from ...trainer.validation import instance
 from ..scene import Axis, Band, Click, Control, Heatmap, Layer, Line, Panel, Points, RefLine, Scene, Text, level_lines
 from ..simulate import Trajectories
-from .functions import function_layers, function_panel, loss_above, loss_panel
+from .functions import function_layers, function_panel, loss_above, loss_panel, plane_of
 from .run_table import MOST_IN_LEGEND, with_table
 from .series import words_panel
 from .trajectories import moments_of
@@ -24,6 +24,7 @@ MOST = 512  # the largest number of points of a curve; each training run has one
 ENOUGH = 0.1  # the fraction of paths that must settle for a map of their numbers of steps
 MOST_TABLED = 400  # trainings whose curves the table offers, besides the selected one
 TICKS = 9  # the largest number of labels along a side of the map
+SHAPE = 1.5  # how much wider than high the panel of a path is
 
 
 class SweepView(View):
@@ -258,7 +259,7 @@ class SweepView(View):
         by = tuple(names)
         steps = np.arange(trace.steps + 1)
         way = Line(paths[..., 0], paths[..., 1], name="path", style=1, by=by, upto="step", head=True, marker=True, width=1)
-        layers = function_layers(trace.function, trace.function.xlim, trace.function.ylim)
+        plane = plane_of(trace.function, SHAPE)
         words = np.empty(growth.shape, dtype=object)
         for at in np.ndindex(growth.shape):
             how = "turns back on its way" if turns[at] else "never turns back"
@@ -266,7 +267,7 @@ class SweepView(View):
             words[at] = "the loss grows" if growth[at] > 1 else f"{how}, {end}"
         curve = Line(steps, loss_above(losses, trace), style=1, by=by, upto="step")
         return [
-            function_panel(trace.function, [*layers, way], column=column),
+            function_panel(plane, [*function_layers(trace.function, plane), way], column=column),
             loss_panel(trace, losses, [curve], row=1, column=column),
             words_panel(Text(words, 0.5, 0.5, by=by, align="center", style="ink"), row=2, column=column),
         ]

@@ -14,10 +14,12 @@ from ..simulate.presets import COMPARED
 from ..simulate.trajectories import one_start
 from .functions import (
     On,
+    Plane,
     function_layers,
     function_panel,
     has_rate,
     loss_panel,
+    plane_of,
     rounded,
     starts_around,
     ways,
@@ -62,6 +64,8 @@ class TrajectoryView(View):
         ("lr", "learning_rate", "learning_rates"), 'Write optimizers={"adam": {"learning_rate": 0.1}}.'
     )
 
+    shape: ClassVar[float] = 1.07  # how much wider than high the panel of the function is
+
     def __init__(
         self,
         on: On = "rosenbrock",
@@ -102,7 +106,7 @@ class TrajectoryView(View):
         step = Control("step", "step", moments, len(moments) - 1, kind="play")
         paths, curves = ways(trajectories, slice(None), ("rate",))
         panels = [
-            function_panel(self.function, [*self._surface(), *paths, self._start_point()], click=MOVING),
+            function_panel(self._plane, [*self._surface(), *paths, self._start_point()], click=MOVING),
             loss_panel(trajectories, trajectories.losses[:, self._one, 0], curves, title="loss on the way", column=1),
         ]
         heights: tuple[float, ...] = ()
@@ -198,9 +202,13 @@ class TrajectoryView(View):
             self._made = (self.function, at_best), Simulation(self.function, at_best, self._steps, **settings)
         self.trajectories: Trajectories = self._made[1].run(self._start)
 
+    @property
+    def _plane(self) -> Plane:
+        return plane_of(self.function, self.shape)
+
     def _surface(self) -> list[Layer]:
         if self._drawn is None or self._drawn[0] is not self.function:
-            self._drawn = self.function, function_layers(self.function, self.function.xlim, self.function.ylim)
+            self._drawn = self.function, function_layers(self.function, self._plane)
         return list(self._drawn[1])
 
 

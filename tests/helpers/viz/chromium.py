@@ -92,7 +92,8 @@ class Browser:
     def frame(self, selector: str = ".tristep-picture canvas", quiet: str = "#63666f") -> tuple[int, int, int, int]:
         """Left, top, right and bottom of a scene's first panel, in pixels; found by the colour of its two lines."""
         ink = (self.pixels(selector) == rgb(quiet)).all(axis=2)
-        column = int(np.argmax(ink.sum(axis=0)))
+        high = ink.sum(axis=0)
+        column = int(np.argmax(high > 0.95 * high.max()))  # of a panel whose circles are round the line may be shorter
         row = int(np.argmax(ink[:, column:].sum(axis=1)))
         along, down = ink[row, column:], np.flatnonzero(ink[: row + 1, column])
         return column, int(down[0]), column + int(np.argmin(np.append(along, False))), row

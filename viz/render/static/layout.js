@@ -53,6 +53,20 @@ export function isNarrow(scene, width) {
 }
 
 /**
+ * Whether a panel in which circles are round cannot leave the width that it has no use for to another column.
+ * @type {(scene: Scene) => boolean}
+ */
+export function isStiff({ panels }) {
+  const others = panels.filter(({ frame, equal }) => frame && !equal);
+  return panels.some(({ equal, column }) => equal && (!others.length || others.some((each) => isIn(each, column))));
+}
+
+/** @type {(panel: Panel, column: number) => boolean} */
+function isIn(panel, column) {
+  return panel.column <= column && column < panel.column + panel.columns;
+}
+
+/**
  * The panels' frames and axes on a canvas of this width, and how high it is: {places, height}. They stand in the scene's
  * grid, at most so many pixels high, or one below the other where that would be too narrow; frames in one column, or row,
  * begin and end together.
@@ -81,6 +95,7 @@ export function arrange(scene, width, most, pen, zoomed, least) {
     height: total(outer, row, rows) - 50,
   }));
   const first = fitted(panels, guessed, width, most, across, outer, pen, least);
+  across = sparing(across, panels, first.frames);
   const { frames, room, height } = fitted(panels, first.frames, width, most, across, outer, pen, least);
   const places = panels.map((panel, k) => {
     const frame = panel.equal ? equal(panel, frames[k]) : frames[k];
@@ -202,6 +217,23 @@ function tracks(sizes, before, after) {
     at = from + size + after[k] + GAP;
     return { from: Math.round(from), to: Math.round(from + size) };
   });
+}
+
+/**
+ * The shares of the columns where one in which circles are round leaves the others what it cannot use.
+ * @type {(across: number[], panels: Panel[], frames: Frame[]) => number[]}
+ */
+function sparing(across, panels, frames) {
+  const used = across.map((_, column) => {
+    const within = panels.map((panel, k) => {
+      if (!panel.frame || !isIn(panel, column)) return 0;
+      return panel.equal && panel.columns === 1 ? equal(panel, frames[k]).width / frames[k].width : 1;
+    });
+    return Math.max(...within) || 1;
+  });
+  const left = across.reduce((sum, share, column) => sum + share * (1 - used[column]), 0);
+  const takers = across.reduce((sum, share, column) => sum + (used[column] === 1 ? share : 0), 0);
+  return takers ? across.map((share, column) => (used[column] === 1 ? share * (1 + left / takers) : share * used[column])) : across;
 }
 
 /** @type {(panel: Panel, frame: Frame) => Frame} */

@@ -4,7 +4,7 @@ import { Controls } from "./controls.js";
 import { CSS } from "./css.js";
 import { decode } from "./data.js";
 import { isPlain, make } from "./elements.js";
-import { isNarrow } from "./layout.js";
+import { isNarrow, isStiff } from "./layout.js";
 import { Legends } from "./legend.js";
 import { Picture } from "./picture.js";
 import { Pointer } from "./pointer.js";
@@ -19,7 +19,7 @@ const ASIDE = 308; // pixels that they take there
 const ROOM_OF_RUNS = 420; // pixels that a table of runs takes there
 const SEEN_SHARE = 0.78; // of the window's height that a view takes at most: the rest is the notebook's, and the cell's code
 const LOWEST = 220; // pixels of a picture's height, however low the window
-const STRETCH = 1.2; // how much wider than its own proportions a picture gets in which circles are round
+const STRETCH = 1.2; // how much wider than its own proportions a picture gets in which a panel cannot be wider
 
 /**
  * Show a scene in an element, which is emptied.
@@ -156,7 +156,7 @@ class View {
     const above = heightOf(words.title, this.legends.element, this.hint.element);
     const around = 40 + above + (isAside ? 0 : heightOf(this.controls.element)) + below;
     const most = isNarrow(scene, width) ? Infinity : Math.max(LOWEST, seen - around);
-    if (scene.panels.some(({ equal }) => equal)) width = Math.min(width, (STRETCH * most * scene.width) / scene.height);
+    if (isStiff(scene)) width = Math.min(width, (STRETCH * most * scene.width) / scene.height);
     width = Math.floor(width);
     const ratio = devicePixelRatio || 1;
     if (width === picture.width && most === picture.most && ratio === picture.ratio) return;
