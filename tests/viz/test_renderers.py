@@ -3,12 +3,14 @@
 import base64
 import io
 import types
+from pathlib import Path
 
 import ipywidgets
 import pytest
 from curve_views import RATE, Curve
 from PIL import Image as Pixels
 
+from tristep.viz import render
 from tristep.viz.render.ipywidgets import SceneBox
 from tristep.viz.render.renderers import capabilities, set_renderer
 from tristep.viz.views.view import WIDGET
@@ -44,6 +46,22 @@ def test_an_output_has_its_renderers_data_and_all_below_and_no_html(renderer, ki
         (widget,) = view.display.widgets
         assert isinstance(widget, canvas.SceneWidget if renderer == "canvas" else SceneBox)
         assert data[WIDGET]["model_id"] == widget.model_id
+
+
+def test_pictures_of_an_exported_notebook_have_their_descriptions(tmp_path):
+    nbformat, exporters = pytest.importorskip("nbformat"), pytest.importorskip("nbconvert.exporters")
+    (tmp_path / "tristep").symlink_to(Path(render.__file__).parent / "nbconvert", target_is_directory=True)
+    set_renderer("matplotlib")
+    view = Curve([RATE])
+    figure = view.figure()
+    figure.alt = 'f("<x>") & more'
+    png, about = figure._repr_png_()
+    shown = [view._repr_mimebundle_(), ({"image/png": base64.b64encode(png).decode()}, {"image/png": about})]
+    outputs = [nbformat.v4.new_output("display_data", data, metadata=metadata) for data, metadata in shown]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(outputs=outputs)])
+    exporter = exporters.HTMLExporter(template_name="tristep", extra_template_basedirs=[str(tmp_path)])
+    images = pytest.importorskip("bs4").BeautifulSoup(exporter.from_notebook_node(book)[0], "html.parser").select("img")
+    assert [image["alt"] for image in images] == [view.scene().alt, figure.alt]
 
 
 @pytest.mark.parametrize(
