@@ -50,8 +50,9 @@ class _Round(MaxNLocator):
         if len(kept) > 1:
             return np.array(kept)
         self.set_params(nbins=most)
-        values = super().tick_values(low, high)
-        return np.array(_apart([value for value in values if low <= value <= high], space))
+        inside = [value for value in super().tick_values(low, high) if low <= value <= high]
+        kept = _apart(inside, space)
+        return np.array(kept if len(kept) > 1 else [*inside[:1], *inside[-1:]])
 
 
 def _times(k: int, low: float, high: float) -> list[float]:

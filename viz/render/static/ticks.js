@@ -37,7 +37,9 @@ export function ticks(axis, length, space) {
       major.push({ value, words: grouped(value.toFixed(decimals)) });
     }
   }
-  return { major: axis.scale === "log" ? apart(major, place, space / 2) : major, minor: [] };
+  if (axis.scale !== "log") return { major, minor: [] };
+  const kept = apart(major, place, space / 2);
+  return { major: kept.length > 1 ? kept : [major[0], major[major.length - 1]], minor: [] };
 }
 
 /**
