@@ -7,6 +7,7 @@ import { typeable, words } from "./numbers.js";
 /** @import { Shown } from "./shown.js" */
 
 const MOST_LISTED = 24; // values of a choice; more are searched
+const LONG = 80; // values of a slider from which on it gets the width
 const MOST_BELOW = 4; // controls below the picture; more are next to it where the page is wide
 
 export class Controls {
@@ -114,6 +115,7 @@ export class Controls {
     Object.assign(input, { id, type: "range", min: 0, max: control.values.length - 1, step: 1 });
     input.dataset.control = name;
     input.setAttribute("aria-label", control.label);
+    input.classList.toggle("tristep-long", control.values.length > LONG);
     value.htmlFor.value = id;
     input.addEventListener("input", () => {
       if (this.playing?.name === name) this.stop();

@@ -1,6 +1,6 @@
 // The rules of all views.
 
-import { KEY } from "./layout.js";
+import { FINGER, KEY } from "./layout.js";
 import { FAMILY, FIXED } from "./pen.js";
 
 export const CSS = `
@@ -38,6 +38,7 @@ export const CSS = `
 .tristep-controls { display: flex; flex-wrap: wrap; gap: 3px 24px; align-items: center; margin-top: 2px; font-size: 12.5px; }
 .tristep-controls:empty { display: none; }
 .tristep-control { flex: 1 1 290px; max-width: min(100%, 520px); display: grid; grid-template-columns: fit-content(36%) minmax(80px, 1fr) fit-content(36%); gap: 0 10px; align-items: center; }
+.tristep-control:has(.tristep-long) { flex: 3 1 290px; max-width: 100%; }
 .tristep-aside .tristep-body { display: grid; grid-template-columns: auto minmax(290px, 1fr); grid-template-rows: auto 1fr; gap: 0 18px; }
 .tristep-aside .tristep-picture { grid-row: 1 / -1; }
 .tristep-aside .tristep-runs { grid-column: 2; }
@@ -63,6 +64,8 @@ export const CSS = `
 .tristep-runs tr[hidden] { display: none; }
 .tristep-aside .tristep-controls { display: grid; grid-template-columns: minmax(0, 1fr); align-content: start; gap: 5px; margin: 0; }
 .tristep-aside .tristep-control { grid-template-columns: 92px minmax(60px, 1fr) fit-content(40%); gap: 0 8px; }
+.tristep-aside .tristep-control:has(.tristep-long), .tristep-slim .tristep-control:has(.tristep-long) { grid-template-columns: 1fr auto; }
+.tristep-aside .tristep-play:has(.tristep-long), .tristep-slim .tristep-play:has(.tristep-long) { grid-row: 2; grid-column: 1 / -1; }
 .tristep-controls output { min-width: 64px; font-variant-numeric: tabular-nums; }
 .tristep-controls input[type="text"] { font: inherit; color: inherit; background: var(--tristep-background); width: 76px; padding: 1px 5px;
   border: 1px solid var(--tristep-edge); border-radius: 4px; font-variant-numeric: tabular-nums; }
@@ -109,6 +112,16 @@ export const CSS = `
 .tristep-silence { margin-top: 6px; font-size: 12.5px; color: var(--tristep-ink); }
 .tristep-lost .tristep-remote { opacity: 0.55; }
 .tristep-buttons { flex: 0 0 100%; display: flex; flex-wrap: wrap; gap: 6px; }
+@media (pointer: coarse) {
+  .tristep-controls button, .tristep-controls select, .tristep-controls input[type="text"], .tristep-controls input[type="range"],
+  .tristep-controls .tristep-play button, .tristep-hint button, .tristep-notes button, .tristep-listing button, .tristep-listing summary,
+  .tristep-runs-head input, .tristep-runs thead button, .tristep-runs label { min-height: ${FINGER}px; min-width: ${FINGER}px; }
+  .tristep-controls input::-webkit-slider-thumb { width: 22px; height: 22px; margin-top: -9px; border-radius: 11px; }
+  .tristep-controls input::-moz-range-thumb { width: 22px; height: 22px; border-radius: 11px; }
+  .tristep-listing summary { line-height: ${FINGER}px; }
+  .tristep-legend { flex-wrap: nowrap; overflow-x: auto; }
+  .tristep-legend > *, .tristep-legend.tristep-own > * { flex: none; min-width: ${FINGER}px; height: ${FINGER}px; }
+}
 .jp-OutputArea-child:has(.tristep-pictured) + .jp-OutputArea-child:has(.jp-RenderedImage) { display: none; }
 .tristep-hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
 `;

@@ -9,6 +9,7 @@ const NARROW = 280; // pixels of a panel with its words, below which panels stan
 const LEAST = 110; // pixels of a panel's height
 const GAP = 18; // pixels between panels with their words
 export const KEY = 17; // pixels of a row of a panel's own legend
+export const FINGER = 44; // pixels of what a finger is to meet
 export const BEFORE = 44; // pixels that it begins left of the panel
 
 /**
@@ -266,7 +267,7 @@ function yTicks({ y, names }, height, pen) {
 /** @type {(panel: PlacedPanel, frame: Size, pen: Pen) => Edges} */
 function margins(panel, { width, height }, pen) {
   const titled = panel.title ? 16 * pen.titleLines(panel, width).length * pen.scale : 0;
-  const top = 8 + titled + KEY * rowsOf(panel.keys, width + BEFORE).length;
+  const top = 8 + titled + keysHeight(panel, width);
   if (!panel.frame) return { left: 2, right: 2, top, bottom: 2 };
   const along = xTicks(panel.x, width, pen).major;
   const up = yTicks(panel, height, pen).major;
@@ -293,6 +294,15 @@ function keyWidths(scene, panel, pen) {
     const value = control ? longest(control.values.map((_, k) => ` (${words(control, k)})`)) : "";
     return 40 + pen.nameWidth(layer.name + value + (panel.legend && layer.kind === "line" ? " 0.00012" : ""));
   });
+}
+
+/**
+ * How high a panel's own legend is: one row, which scrolls, for fingers.
+ * @type {(panel: PlacedPanel, width: number) => number}
+ */
+export function keysHeight({ keys }, width) {
+  const isCoarse = globalThis.matchMedia?.("(pointer: coarse)").matches;
+  return isCoarse && keys.length ? FINGER : KEY * rowsOf(keys, width + BEFORE).length;
 }
 
 /**

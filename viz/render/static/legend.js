@@ -2,7 +2,7 @@
 
 import { keysOf, named, valueAt } from "./data.js";
 import { focusOf, make, svg } from "./elements.js";
-import { BEFORE, KEY, rowsOf } from "./layout.js";
+import { BEFORE, keysHeight } from "./layout.js";
 import { colourOf, dashesOf } from "./pen.js";
 
 /** @import { Picture } from "./picture.js" */
@@ -72,11 +72,11 @@ export class Legends {
    */
   place(pen) {
     this.picture.places.filter(({ panel }) => panel.legend !== null).forEach(({ panel, frame }, k) => {
-      const rows = rowsOf(panel.keys, frame.width + BEFORE).length;
+      const titled = panel.title ? 16 * pen.titleLines(panel, frame.width).length * pen.scale : 0;
       const { style } = this.boxes[k + 1];
       const left = Math.max(0, frame.x - BEFORE);
       [style.left, style.width] = [`${left}px`, `${frame.x + frame.width + 12 - left}px`];
-      style.top = `${frame.y - 5 - KEY * rows - (panel.title ? 16 * pen.titleLines(panel, frame.width).length * pen.scale : 0)}px`;
+      style.top = `${frame.y - 5 - titled - keysHeight(panel, frame.width)}px`;
     });
   }
 

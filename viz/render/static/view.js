@@ -16,6 +16,7 @@ import { Hint, Words } from "./words.js";
 
 const WIDE = 780; // pixels of a page from which on controls stand next to the picture
 const ASIDE = 308; // pixels that they take there
+const SLIM = 480; // pixels of a view below which a slider of many values has a line of its own
 const ROOM_OF_RUNS = 420; // pixels that a table of runs takes there
 const SEEN_SHARE = 0.78; // of the window's height that a view takes at most: the rest is the notebook's, and the cell's code
 const LOWEST = 220; // pixels of a picture's height, however low the window
@@ -147,6 +148,7 @@ class View {
     const aside = scene.runs ? Math.min(ROOM_OF_RUNS, 0.4 * room) : ASIDE;
     const isAside = (this.controls.isLong || scene.runs !== null) && root.clientWidth >= WIDE && !isNarrow(scene, room - aside);
     root.classList.toggle("tristep-aside", isAside);
+    root.classList.toggle("tristep-slim", room < SLIM);
     let width = isAside ? room - aside : room;
     // The height of a frame in a page tells nothing: it may follow its content.
     const seen = SEEN_SHARE * (window === window.top ? innerHeight : screen.availHeight - 120);
