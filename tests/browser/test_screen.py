@@ -2,6 +2,7 @@
 
 import textwrap
 from functools import cache
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tristep import viz
 from tristep.viz.scene import Button, Control, Line, Listing
 
 WIDE, HIGH = 1000, 700  # pixels of an output in JupyterLab on such a screen, and what its menus and the input leave of them
+SCREEN = {"width": 800, "height": 600, "deviceScaleFactor": 1.0, "mobile": False}
 SIZE = "const box = document.querySelector(arguments[0]).getBoundingClientRect(); return [box.width, box.height]"
 
 
@@ -71,6 +73,44 @@ def test_a_picture_and_its_sliders_fit_a_small_screen(sized):
     assert {name: height for name, height in high.items() if height > 470} == {}
 
 
+# With the picture at the top of the box that scrolls: is the first slider seen, and what of it is met; and how wide it is.
+REACHED = """
+const root = document.querySelector(arguments[0]), slider = root.querySelector("input[type=range]");
+if (!slider) return null;
+root.querySelector(".tristep-picture").scrollIntoView();
+const { left, top, width, height } = slider.getBoundingClientRect();
+return [document.elementFromPoint(left + width / 2, top + height / 2) === slider, width];
+"""
+SMALL_TARGETS = """
+return [...document.querySelectorAll(".tristep button, .tristep input, .tristep select, .tristep summary")]
+  .filter((each) => each.offsetHeight && each.getBoundingClientRect().height < 44).map((each) => each.outerHTML);
+"""
+
+
+def test_on_a_phone_sliders_stay_on_the_screen_and_have_room_for_a_finger(sized):
+    stage = sized(360, 700, 360)
+    stage.browser.driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
+    try:
+        for name in ("TrajectoryView", "Playground", "Dashboard", "LossView"):
+            stage.show(_views()[name].scene())
+            stage.browser.pixels()
+            is_reached, wide = stage.browser.run(REACHED, ".tristep")
+            assert is_reached, name
+            assert wide > 100, name
+            assert stage.browser.run(SMALL_TARGETS) == [], name
+            stage.browser.keep(f"phone-{name}")
+    finally:
+        stage.browser.driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+
+
+def test_a_view_fits_the_box_that_scrolls_around_it_and_a_long_slider_gets_the_width(sized):
+    stage = sized(1280, 900, WIDE)
+    stage.browser.run("Object.assign(document.getElementById('stage').style, {maxHeight: '560px', overflow: 'auto'})")
+    stage.show(viz.Playground("beale", "adam", steps=100).scene())
+    assert stage.browser.run(SIZE, ".tristep")[1] <= 560
+    assert stage.browser.run(SIZE, "input[data-control=step]")[0] > 200
+
+
 def test_a_view_takes_the_width_of_its_cell(sized):
     stage = sized(1920, 1000, 1812)
     for name in ("LiveView", "LossView", "Dashboard", "Playground"):
@@ -80,9 +120,6 @@ def test_a_view_takes_the_width_of_its_cell(sized):
         assert wide + beside > 0.95 * 1812, name
         assert stage.browser.run(SIZE, ".tristep")[1] < 0.8 * 1000, name
         stage.browser.keep(f"wide-{name}")
-
-
-# The panels of the others stand one below the other where a page is narrow.
 
 
 @pytest.mark.sample(0)
@@ -118,7 +155,14 @@ def test_views_fit_jupyterlab(shared, browser, renderer):
             browser.until(lambda output=output: browser.run(SIZE, output)[1] > 250, "the view")
             assert browser.run(SIZE, output)[1] <= HIGH, code
             browser.keep(f"lab-{renderer}-{number}")
+            if renderer == "canvas":
+                browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", SCREEN)
+                browser.until(lambda shown=shown: browser.run(SIZE, shown)[0] < 700, "the narrow picture")
+                assert browser.run(REACHED, f"[data-cell={cell}]") in (None, [True, ANY]), code
+                browser.keep(f"lab-small-{number}")
+                browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     finally:
+        browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         browser.driver.set_window_size(1400, 1100)
 
 

@@ -29,6 +29,8 @@ test("panels that would be too narrow stand one below the other", () => {
   assert.ok(isNarrow(two, 400) && !isNarrow(two, 864));
   const [a, b] = arrange(two, 400, Infinity, pen, [null, null], {}).places.map(({ frame }) => frame);
   assert.ok(a.x === b.x && a.y + a.height < b.y);
+  const [high, low, lowest] = [Infinity, 700, 100].map((most) => arrange(two, 400, most, pen, [null, null], {}).height);
+  assert.ok(low <= 700 && low < high && lowest < low && lowest > 0.7 * high);
 });
 
 test("a part that is looked at is all of its panel, and circles stay round", () => {

@@ -4,7 +4,7 @@ import { FINGER, KEY } from "./layout.js";
 import { FAMILY, FIXED } from "./pen.js";
 
 export const CSS = `
-.tristep { position: relative; box-sizing: border-box; overflow-wrap: anywhere; padding: 8px 10px; border-radius: 6px; overflow: hidden;
+.tristep { position: relative; box-sizing: border-box; overflow-wrap: anywhere; padding: 8px 10px; border-radius: 6px; overflow: hidden; overflow: clip;
   font: 13px/1.4 ${FAMILY}; color: var(--tristep-ink); background: var(--tristep-background); accent-color: var(--tristep-accent); }
 .tristep *, .tristep *::before { box-sizing: border-box; }
 .tristep-title { font-weight: 600; font-size: 15px; margin: 0 0 4px; }
@@ -39,6 +39,8 @@ export const CSS = `
 .tristep-controls:empty { display: none; }
 .tristep-control { flex: 1 1 290px; max-width: min(100%, 520px); display: grid; grid-template-columns: fit-content(36%) minmax(80px, 1fr) fit-content(36%); gap: 0 10px; align-items: center; }
 .tristep-control:has(.tristep-long) { flex: 3 1 290px; max-width: 100%; }
+.tristep-over .tristep-controls { position: sticky; bottom: 0; z-index: 2; max-height: var(--tristep-most); overflow-y: auto; padding: 4px 0;
+  background: var(--tristep-background); border-top: 1px solid var(--tristep-grid); }
 .tristep-aside .tristep-body { display: grid; grid-template-columns: auto minmax(290px, 1fr); grid-template-rows: auto 1fr; gap: 0 18px; }
 .tristep-aside .tristep-picture { grid-row: 1 / -1; }
 .tristep-aside .tristep-runs { grid-column: 2; }
@@ -122,6 +124,8 @@ export const CSS = `
   .tristep-legend { flex-wrap: nowrap; overflow-x: auto; }
   .tristep-legend > *, .tristep-legend.tristep-own > * { flex: none; min-width: ${FINGER}px; height: ${FINGER}px; }
 }
+.jp-OutputArea:has(.tristep), .jp-OutputArea-child:has(.tristep), .jp-OutputArea-output:has(.tristep) {
+  overflow: visible; min-width: 0; } /* or sliders would stick to an output, which does not scroll */
 .jp-OutputArea-child:has(.tristep-pictured) + .jp-OutputArea-child:has(.jp-RenderedImage) { display: none; }
 .tristep-hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
 `;

@@ -5,8 +5,9 @@ import { words } from "./numbers.js";
 import { ticks } from "./ticks.js";
 
 export const PIXELS_PER_INCH = 96;
-const NARROW = 280; // pixels of a panel with its words, below which panels stand one below the other
+const NARROW = 240; // pixels of a panel with its words, below which panels stand one below the other
 const LEAST = 110; // pixels of a panel's height
+const SHRUNK = 0.75; // of their heights that panels one below the other keep where they are to be lower
 const GAP = 18; // pixels between panels with their words
 export const KEY = 17; // pixels of a row of a panel's own legend
 export const FINGER = 44; // pixels of what a finger is to meet
@@ -69,8 +70,8 @@ function isIn(panel, column) {
 
 /**
  * The panels' frames and axes on a canvas of this width, and how high it is: {places, height}. They stand in the scene's
- * grid, at most so many pixels high, or one below the other where that would be too narrow; frames in one column, or row,
- * begin and end together.
+ * grid, at most so many pixels high, or one below the other where that would be too narrow, as near to that as they can be
+ * read; frames in one column, or row, begin and end together.
  * @type {(scene: Scene, width: number, most: number, pen: Pen, zoomed: (Zoomed | null)[], least: Partial<Room>) =>
  *   { places: Place[], height: number }}
  */
@@ -85,6 +86,9 @@ export function arrange(scene, width, most, pen, zoomed, least) {
     own = own.map((panel, k) => ({ ...panel, row: order.indexOf(k), rows: 1, column: 0, columns: 1 }));
     across = [1];
     outer = order.map((k) => grid.sizes[k].height * Math.min(PIXELS_PER_INCH, width / grid.sizes[k].width));
+    const kept = Math.max(SHRUNK, Math.min(1, most / total(outer, 0, outer.length)));
+    outer = outer.map((each) => each * kept);
+    most = Infinity; // or each would be as low as in a grid of so little height
   }
   const panels = own.map((panel, k) => {
     const names = Math.max(60, 0.3 * width * total(across, panel.column, panel.columns)); // pixels that names of rows have
@@ -163,7 +167,7 @@ function isMoving(layer) {
  * @type {(panel: Panel, width: number, most: number, pen: Pen) => number}
  */
 function leastHeight(panel, width, most, pen) {
-  if (panel.frame) return Math.min(LEAST, most / 6);
+  if (panel.frame) return Math.min(LEAST, most / 4);
   const high = panel.layers.map((layer) => {
     if (layer.kind !== "text") return 0;
     const { lines, step } = pen.fitted(layer, longest([layer.texts].flat(Infinity).map(String)), width);

@@ -20,6 +20,8 @@ const SLIM = 480; // pixels of a view below which a slider of many values has a 
 const ROOM_OF_RUNS = 420; // pixels that a table of runs takes there
 const SEEN_SHARE = 0.78; // of the window's height that a view takes at most: the rest is the notebook's, and the cell's code
 const LOWEST = 220; // pixels of a picture's height, however low the window
+const SEEN_CONTROLS = 0.3; // of the height that a view has: controls over the picture take as much, however high it is
+const ENDLESS = 1e5; // pixels, higher than any screen
 const STRETCH = 1.2; // how much wider than its own proportions a picture gets in which a panel cannot be wider
 
 /**
@@ -49,6 +51,11 @@ class View {
    */
   constructor(element, scene, send, theme) {
     this.theme = theme;
+    /** @type {Element | null} the lowest box around that scrolls */
+    this.box = null;
+    /** @type {number | null} pixels of its height; null: to be looked for */
+    this.boxHeight = null;
+    this.seen = 0; // pixels of the height that the view may take
     /** @type {Payload | null} the bytes of a scene that is to be shown from the next frame on */
     this.arrived = null;
     this.shown = new Shown(scene);
@@ -91,10 +98,13 @@ class View {
   /** Follow the page: its size, its pixels, its colours, and keys. Returns what ends that. */
   watch() {
     const { root } = this;
-    const resize = () => this.resize();
+    const resize = () => {
+      this.boxHeight = null;
+      this.resize();
+    };
     const recolour = () => this.recolour();
-    const sizes = new ResizeObserver(resize);
-    sizes.observe(root);
+    this.sizes = new ResizeObserver((entries) => (entries.every(({ target }) => target === root) ? this.resize() : resize()));
+    this.sizes.observe(root);
     const pixels = new ResizeObserver(([{ devicePixelContentBoxSize: [{ inlineSize, blockSize }] }]) => {
       this.picture.sharpen(inlineSize, blockSize);
     });
@@ -121,7 +131,7 @@ class View {
     };
     window.addEventListener("keydown", mark, true);
     return () => {
-      sizes.disconnect();
+      this.sizes?.disconnect();
       pixels.disconnect();
       themes.disconnect();
       preference.removeEventListener("change", recolour);
@@ -150,28 +160,60 @@ class View {
     root.classList.toggle("tristep-aside", isAside);
     root.classList.toggle("tristep-slim", room < SLIM);
     let width = isAside ? room - aside : room;
+    this.boxHeight ??= this.lookAround();
     // The height of a frame in a page tells nothing: it may follow its content.
-    const seen = SEEN_SHARE * (window === window.top ? innerHeight : screen.availHeight - 120);
+    const seen = Math.min(SEEN_SHARE * (window === window.top ? innerHeight : screen.availHeight - 120), this.boxHeight - 4);
+    this.seen = seen;
     const heightOf = (/** @type {HTMLElement[]} */ ...parts) => parts.reduce((sum, part) => sum + part.offsetHeight, 0);
     const lines = 26 * scene.listings.length; // folded, for the picture is not to move when one is unfolded
     const below = Math.min(0.25 * seen, heightOf(words.notes, words.message) + lines);
     const above = heightOf(words.title, this.legends.element, this.hint.element);
-    const around = 40 + above + (isAside ? 0 : heightOf(this.controls.element)) + below;
-    const most = isNarrow(scene, width) ? Infinity : Math.max(LOWEST, seen - around);
+    const around = 40 + above + (isAside ? 0 : this.controls.element.scrollHeight) + below; // also where they are over the picture
+    const most = Math.max(LOWEST, seen - around);
     if (isStiff(scene)) width = Math.min(width, (STRETCH * most * scene.width) / scene.height);
     width = Math.floor(width);
     const ratio = devicePixelRatio || 1;
-    if (width === picture.width && most === picture.most && ratio === picture.ratio) return;
+    if (width === picture.width && most === picture.most && ratio === picture.ratio) return this.placeControls();
     picture.element.style.width = isAside || width < room ? `${width}px` : ""; // a page may give it parts of a pixel
     picture.resize(width, most, ratio);
   }
 
+  /** Find the lowest box around that scrolls, and watch it. Returns how high it is, or would be with more in it. */
+  lookAround() {
+    const { root } = this;
+    /** @type {Element[]} */
+    const boxes = [];
+    for (let each = parentOf(root); each; each = parentOf(each)) {
+      if (/auto|scroll/.test(getComputedStyle(each).overflowY)) boxes.push(each);
+    }
+    root.style.minHeight = `${ENDLESS}px`;
+    const heights = boxes.map((box) => box.clientHeight);
+    root.style.minHeight = "";
+    const least = Math.min(ENDLESS, ...heights);
+    const box = boxes[heights.indexOf(least)] ?? null;
+    if (box && box !== this.box) this.sizes?.observe(box);
+    this.box = box;
+    return least;
+  }
+
   /** @param {boolean} isHigher */
   laidOut(isHigher) {
+    const { root, controls } = this;
     const { height, pen } = this.picture;
     if (pen) this.legends.place(pen);
     if (!isHigher) return;
-    this.runs.fit(this.root.classList.contains("tristep-aside") ? height - this.controls.element.offsetHeight - 40 : 0);
+    const isAside = root.classList.contains("tristep-aside");
+    this.placeControls();
+    this.runs.fit(isAside ? height - controls.element.offsetHeight - 40 : 0);
+  }
+
+  /** Controls that have no room below the picture are over its end, while that is not on the screen, and scroll. */
+  placeControls() {
+    const { root, controls, picture, seen } = this;
+    const left = seen - picture.element.offsetHeight - 8; // pixels below the picture
+    const isOver = !root.classList.contains("tristep-aside") && controls.element.scrollHeight > left;
+    root.classList.toggle("tristep-over", isOver);
+    root.style.setProperty("--tristep-most", `${Math.round(Math.max(left, SEEN_CONTROLS * seen))}px`);
   }
 
   recolour() {
@@ -268,6 +310,15 @@ class View {
     this.controls.playing = null;
     this.root.remove();
   }
+}
+
+/**
+ * What an element is in, also where that is a shadow's host.
+ * @type {(element: Element) => Element | null}
+ */
+function parentOf(element) {
+  const around = element.getRootNode();
+  return element.parentElement ?? (around instanceof ShadowRoot ? around.host : null);
 }
 
 /**
