@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .loops.lr_finder import LRFinder, lr_find
     from .loops.sweeping import Sweep, sweep
     from .step.clipping import clip_global_norm
+    from .step.depths import LayerGroups, layer_groups
     from .step.params import collect_params
     from .utils.data_parallel import replicate, split_and_load, split_data
 
@@ -31,6 +32,7 @@ __all__ = [
     "Ensemble",
     "Fit",
     "LRFinder",
+    "LayerGroups",
     "RaceResult",
     "StaleGradientError",
     "Sweep",
@@ -43,6 +45,7 @@ __all__ = [
     "fit",
     "initializer",
     "kvstore",
+    "layer_groups",
     "load_mxnet_params",
     "lr_find",
     "lr_scheduler",
@@ -61,11 +64,13 @@ ON_FIRST_USE = {
     "Ensemble": ".loops.ensemble",
     "Fit": ".loops.fitting",
     "LRFinder": ".loops.lr_finder",
+    "LayerGroups": ".step.depths",
     "RaceResult": "tristep.contrib.racing",
     "Sweep": ".loops.sweeping",
     "clip_global_norm": ".step.clipping",
     "collect_params": ".step.params",
     "fit": ".loops.fitting",
+    "layer_groups": ".step.depths",
     "load_mxnet_params": "tristep.contrib.mxnet_files",
     "lr_find": ".loops.lr_finder",
     "race": "tristep.contrib.racing",

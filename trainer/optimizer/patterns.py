@@ -112,10 +112,12 @@ def assign(
     params: Sequence[torch.Tensor],
     layers: Mapping[int, torch.nn.Module] | None = None,
     optional: Collection[int] = (),
+    advice: str = "; where that is right, say 'optional': True in the arguments",
 ) -> list[int]:
     """Return, for each parameter, the position of the first pattern that it matches; raise if there is none.
 
-    Also raise if a pattern gets no parameter, unless its position is in `optional`. `layers`: the result of `layers_of`.
+    Also raise if a pattern gets no parameter, unless its position is in `optional`; `advice` ends that message.
+    `layers`: the result of `layers_of`.
     """
     matchers = [matcher(pattern) for pattern in patterns]
     parameters = [Parameter(*pair, (layers or {}).get(id(pair[1]))) for pair in zip(names, params, strict=True)]
@@ -132,9 +134,7 @@ def assign(
                 if earlier
                 else f"no parameter matches it; their names are {listed(map(repr, names))}"
             )
-            raise ValueError(
-                f"pattern {pattern!r} gets no parameter: {why}; where that is right, say 'optional': True in the arguments"
-            )
+            raise ValueError(f"pattern {pattern!r} gets no parameter: {why}{advice}")
     return chosen
 
 
