@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -484,16 +485,35 @@ class Trainer:
         return state if self._loss_scaler is None else state | {"loss_scaler": self._loss_scaler.state_dict()}
 
     @uninterrupted
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], *, strict: bool = True, settings: str = "file"
+    ) -> serialization.Loaded | None:
         """Restore the optimizer's settings, schedule, counts and states from `state_dict`, as Gluon does.
 
         Multipliers, which belong to the parameters, stay. Residuals of gradient compression are dropped if this trainer does
         not compress, and summed and divided equally if it has fewer replicas.
 
+        Args:
+            state_dict: the result of `state_dict`.
+            strict: whether the parameters must be those of the saved state. False: a parameter gets the states and the count
+                that are saved under its name, if the shape is the same, too. Others start anew: their states are made by the
+                next step, and their count is 0, or `begin_num_update`. What was loaded is printed. The schedule goes on at
+                the saved `num_update`.
+            settings: with `strict=False`, "file" for the saved settings, schedule and loss scaler, "mine" to keep the
+                trainer's.
+
+        Returns:
+            With `strict=False` the names of parameters: `loaded`, `anew` and `unused`; otherwise None.
+
         Raises:
             ValueError, TypeError: `state_dict` does not fit this trainer; everything is checked first, and nothing has been
-                changed.
+                changed. With `strict=False`: it is of another optimizer, none of its parameters fits, or some cannot start
+                anew, since the optimizer, such as Prodigy, keeps numbers of all parameters together; or a store has the
+                states in parts (`dist_sync` with `update_on_kvstore=True`) or elsewhere.
         """
+        loaded = None
+        if not serialization.check_fit(strict, settings):
+            state_dict, loaded = self._fitted(state_dict, settings)
         scaling = state_dict.get("loss_scaler") if isinstance(state_dict, Mapping) else None
         if scaling is not None:
             if self._loss_scaler is None:
@@ -509,6 +529,23 @@ class Trainer:
         self._sync.restore(state_dict)
         if scaling is not None:
             self._loss_scaler.load_state_dict(scaling)
+        if loaded is not None:
+            serialization.announce("states", loaded)
+        return loaded
+
+    def _fitted(self, state_dict: Mapping[str, Any], settings: str) -> tuple[dict[str, Any], serialization.Loaded]:
+        """Return what of a state fits, for `load_state_dict`, and the names; refuse states that are not whole and here."""
+        if not self._is_alone:
+            self._start()
+        if self._sync.updates and not self._sync.inside:
+            raise ValueError(
+                "strict=False where the store has the states in parts or in another process: load them with "
+                "kvstore=None, save them from there, and load that file here"
+            )
+        fitting, loaded = serialization.fitted(self._optimizer, self._names, self._params, state_dict, settings)
+        if settings == "mine":
+            fitting.pop("loss_scaler", None)
+        return fitting, loaded
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
         """Write `state_dict()` to a file (safetensors, JSON in its metadata), atomically, without a copy of it in memory."""
@@ -517,21 +554,43 @@ class Trainer:
             serialization.write(fname, state)
         self._sync.end_save()
 
-    def load_states(self, fname: str | os.PathLike[str]) -> None:
+    def load_states(
+        self, fname: str | os.PathLike[str], *, strict: bool = True, settings: str = "file"
+    ) -> serialization.Loaded | None:
         """Restore the optimizer's settings, schedule, counts and states from a file of `save_states`.
 
         All of the file is checked first. Then states are copied, part by part, from the file into those that exist, if these
         have the same form, so that no second copy of them is needed; tensors of a former `state_dict()` then change, too, as
         they do at a step. No other program may write to the file meanwhile; to replace it by renaming is fine.
 
+        Args:
+            fname: the file.
+            strict, settings: as in `load_state_dict`; `strict=False` loads what fits.
+
+        Returns:
+            As `load_state_dict`.
+
         Raises:
             FileNotFoundError: there is no such file.
             ValueError: the file is not a state file, is damaged, or does not fit this trainer; nothing has been changed.
+
+        Example:
+            >>> import os, tempfile, torch, tristep
+            >>> def trainer_of(head):
+            ...     params = {name: torch.nn.Parameter(torch.ones(2)) for name in ("body", head)}
+            ...     return tristep.Trainer(params, "adam")
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     trainer_of("head").save_states(os.path.join(folder, "states"))
+            ...     found = trainer_of("new_head").load_states(os.path.join(folder, "states"), strict=False)
+            states: loaded: 1, 'body'; start anew: 1, 'new_head'; saved but not used: 1, 'head'
         """
-        serialization.load_read(self.load_state_dict, serialization.read(fname, mapped=True), f"fname={str(fname)!r}")
+        load = partial(self.load_state_dict, strict=strict, settings=settings)
+        return serialization.load_read(load, serialization.read(fname, mapped=True), f"fname={str(fname)!r}")
 
     @uninterrupted
-    def resume(self, folder: str | os.PathLike[str], net: Any = None) -> Checkpoint:
+    def resume(
+        self, folder: str | os.PathLike[str], net: Any = None, *, strict: bool = True, settings: str = "file"
+    ) -> Checkpoint:
         """Restore the newest complete checkpoint of a `CheckpointManager`, with the states of random-number generators.
 
         It warns of newer checkpoints that cannot be read.
@@ -539,16 +598,20 @@ class Trainer:
         Args:
             folder: a folder of checkpoints, or one checkpoint. If it is empty or missing, nothing is changed.
             net: the model, or the list of its replicas, if the manager was given it.
+            strict: whether the checkpoint must be of this model. False: weights and buffers are loaded that have the same
+                name and shape, and states as `load_state_dict` says; both are printed.
+            settings: as in `load_state_dict`.
 
         Returns:
             The checkpoint, with the attributes `step`, `metrics`, `metadata` and `path`; its step is 0 if there is none.
+            With `strict=False` also `weights` and `states`, the names that were loaded, start anew or were not used.
 
         Raises:
             ValueError: the checkpoint does not fit this trainer, or none can be read; nothing has been changed.
             RuntimeError: it is called inside `averaged_weights`; nothing has been changed.
         """
         self._refuse_averaged("resume()")
-        return resume(self, folder, net)
+        return resume(self, folder, net, strict=strict, settings=settings)
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self._params if not is_lazy(parameter))

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from ..kvstore.sync import GradientSync
-from ..serialization import mapping
-from ..serialization.check import plain_name
-from ..serialization.state import load_read
+from ..serialization import HINT, Loaded, announce, check_fit, load_read, mapping, match, plain_name
 from ..step.params import modules_of
 from ..step.replica import Replica
 from ..utils import distributed
@@ -33,7 +32,9 @@ class Trainer(Protocol):
     @property
     def replicas(self) -> list[Replica]: ...
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None: ...
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], *, strict: bool = True, settings: str = "file"
+    ) -> Loaded | None: ...
 
 
 class Ranks:
@@ -109,14 +110,21 @@ class Training:
             ],
         }
 
-    def load(self, content: Content, ranks: Ranks) -> None:
-        """Load a checkpoint. All checks come first, and the random generators are set last.
+    def load(self, content: Content, ranks: Ranks, strict: bool = True, settings: str = "file") -> Checkpoint:
+        """Load a checkpoint, and return its description. All checks come first, and the random generators are set last.
 
         If it is of another training, raise ValueError; nothing has been changed. Warn if the states of other objects, or
-        random numbers, are not restored.
+        random numbers, are not restored. `strict` and `settings` are those of `Trainer.resume`.
         """
-        self._check_weights(content.model)
+        model, weights = content.model, None
         saved = content.ranks[ranks.rank if ranks.rank < len(content.ranks) else 0]
+        if check_fit(strict, settings):
+            self._check_weights(model)
+        else:
+            weights = match("weights and buffers", self.tensors, model, lambda name: self._has_shape(name, model[name]))
+            model = {name: model[name] for name in weights.loaded}
+            fitting = [{n: each for n, each in of.items() if self._has_shape(n, each)} for of in saved["buffers"]]
+            saved = {**saved, "buffers": fitting}
         if saved["stateful"] and not self._stateful:
             warnings.warn(
                 f"the checkpoint has the states of {len(saved['stateful'])} other objects, such as the place in the data of "
@@ -131,9 +139,9 @@ class Training:
         replicas, randoms, extras = self._trainer.replicas, saved["random"], saved["extra"] or [{}]
         extras = [extras[r if r < len(extras) else 0] for r in range(len(self._extra))]
         for modules, states in zip(self._extra, extras, strict=True):
-            if other := sorted(set(modules) ^ set(states)):
-                raise ValueError(f"{other[0]!r} is in the checkpoint or in net, not in both: it is of another model")
-        pairs = [(name, mine, tensor) for name, tensor in content.model.items() for mine in self.tensors[name]]
+            if strict and (other := sorted(set(modules) ^ set(states))):
+                raise ValueError(f"{other[0]!r} is in the checkpoint or in net, not in both: it is of another model; {HINT}")
+        pairs = [(name, mine, tensor) for name, tensor in model.items() for mine in self.tensors[name]]
         alike = len(content.ranks) == ranks.count and len(saved["buffers"]) == len(replicas)
         if alike:  # the first replica's buffers are in the model; each replica also has its own
             for r, buffers in enumerate(saved["buffers"]):
@@ -147,13 +155,15 @@ class Training:
         for each, state in zip(self._stateful, saved["stateful"], strict=False):  # as many, or none of them here
             if callable(check := getattr(each, "check_state_dict", None)):
                 check(state)
-        load_read(self._trainer.load_state_dict, content.states, f"checkpoint={str(content.about.path)!r}")
+        load = partial(self._trainer.load_state_dict, strict=strict, settings=settings)
+        loaded = load_read(load, content.states, f"checkpoint={str(content.about.path)!r}")
         with torch.no_grad():
             for _, mine, tensor in pairs:
                 mapping.copy(mine[_once(mine)], tensor[_once(mine)])
         for modules, states in zip(self._extra, extras, strict=True):
             for name, module in modules.items():
-                module.set_extra_state(states[name])
+                if name in states:
+                    module.set_extra_state(states[name])
         for each, state in zip(self._stateful, saved["stateful"], strict=False):
             each.load_state_dict(state)
         if is_known:
@@ -164,19 +174,39 @@ class Training:
                 f"{ranks.count} with {len(replicas)}, or other GPUs: random numbers go on otherwise than they would have",
                 stacklevel=5,
             )
+        if weights is not None:
+            announce("weights and buffers", weights)
+        return content.about._replace(weights=weights, states=loaded)
+
+    def _has_shape(self, name: str, saved: torch.Tensor) -> bool:
+        """Return whether there is a weight or buffer of this name, and of this shape if its shape is known yet."""
+        mine = self.tensors.get(name)
+        return mine is not None and (isinstance(mine[0], _LAZY) or mine[0].shape == saved.shape)
 
     def _check_weights(self, saved: Mapping[str, torch.Tensor]) -> None:
         if other := sorted(set(self.tensors) ^ set(saved)):
             missing = [name for name in other if name in saved]
-            hint = "give net, the model, as when it was saved" if missing and self._net is None else "it is of another model"
+            hint = (
+                "give net, the model, as when it was saved"
+                if missing and self._net is None
+                else f"it is of another model; {HINT}"
+            )
             raise ValueError(
                 f"the checkpoint has {len(saved)} weights and buffers, here are {len(self.tensors)}: "
                 f"{', '.join(map(repr, other[:5]))} {'is' if len(other) == 1 else 'are'} in one of them only: {hint}"
             )
 
 
-def resume(trainer: Trainer, folder: str | os.PathLike[str], net: Any = None, stateful: Sequence[Any] = ()) -> Checkpoint:
+def resume(
+    trainer: Trainer,
+    folder: str | os.PathLike[str],
+    net: Any = None,
+    stateful: Sequence[Any] = (),
+    strict: bool = True,
+    settings: str = "file",
+) -> Checkpoint:
     """Do what `Trainer.resume` does, also for other objects with a `state_dict`."""
+    check_fit(strict, settings)
     training, ranks = Training(trainer, net, stateful), Ranks(trainer)
     path = absolute_path("folder", folder)
     if path.exists() and not path.is_dir():
@@ -188,8 +218,7 @@ def resume(trainer: Trainer, folder: str | os.PathLike[str], net: Any = None, st
         return Checkpoint()
     if content is None or name != chosen:
         content = read_checkpoint(path if path.name == chosen and is_checkpoint(path) else path / chosen)
-    training.load(content, ranks)
-    return content.about
+    return training.load(content, ranks, strict, settings)
 
 
 def _modules(trainer: Trainer, net: Any) -> list[torch.nn.Module]:
@@ -243,6 +272,7 @@ def _check_fits(name: str, mine: torch.Tensor, saved: torch.Tensor) -> None:
     if saved.shape != mine.shape or saved.dtype != mine.dtype:
         raise ValueError(
             f"the checkpoint has {name!r} as {saved.dtype} {tuple(saved.shape)}, here it is {mine.dtype} {tuple(mine.shape)}"
+            + (f"; {HINT}" if saved.shape != mine.shape else "")
         )
     once = saved[_once(mine)]
     if once.shape != saved.shape and not torch.equal(_bytes(once.expand_as(saved)), _bytes(saved)):

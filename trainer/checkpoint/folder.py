@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..serialization import files, state
+from ..serialization import Loaded, files, state
 from ..serialization.nesting import pack, unpack
 from ..utils.random_state import check_random_state
 
@@ -42,12 +42,16 @@ class Checkpoint(NamedTuple):
         metrics: the metrics that were saved with it, by name.
         metadata: the user's data that were saved with it.
         path: the folder of the checkpoint; None if nothing has been saved.
+        weights, states: after `resume` with `strict=False`, the names of weights and buffers, and of parameters, that were
+            loaded, start anew or were not used; otherwise None.
     """
 
     step: int = 0
     metrics: dict[str, float] = {}  # noqa: RUF012  # never changed
     metadata: Any = None
     path: Path | None = None
+    weights: Loaded | None = None
+    states: Loaded | None = None
 
 
 class Content(NamedTuple):

@@ -48,6 +48,7 @@ class GradientSync:
         reports_metrics: whether updates can measure what they do to each parameter.
         in_step: whether it connects synchronous processes, by the process group `group`.
         store: the store through which replicas exchange gradients, once it is needed; None for no store.
+        inside: whether the store's values and optimizer are in this process, whole, where a subclass can use them.
     """
 
     updates: bool = False
@@ -58,6 +59,7 @@ class GradientSync:
     in_step: bool = False
     group: Any = None
     store: KVStore | None = None
+    inside: bool = False
     _compression_params: Mapping[str, Any] | None = None
 
     def __init__(self, replicas: Sequence[Replica], optimizer: Optimizer) -> None:
@@ -432,11 +434,9 @@ class KVStoreSync(ReplicasSync):
 
     Attributes:
         store: the store, once it is needed.
-        inside: whether the store's values and optimizer are in this process, where a subclass can use them.
     """
 
     reduces = True
-    inside = False
 
     def __init__(
         self,

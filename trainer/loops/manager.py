@@ -238,17 +238,20 @@ class CheckpointManager:
             self._writing.pop().result()
 
     @uninterrupted
-    def resume(self) -> Checkpoint:
+    def resume(self, *, strict: bool = True, settings: str = "file") -> Checkpoint:
         """Continue from the newest checkpoint of the folder: load the trainer, the model and the objects in `stateful`.
 
+        Args:
+            strict, settings: as in `Trainer.resume`; `strict=False` loads what fits.
+
         Returns:
-            The checkpoint; its step is 0 if the folder has none.
+            The checkpoint, as `Trainer.resume` does; its step is 0 if the folder has none.
 
         Raises:
             ValueError: the checkpoint does not fit, or none can be read. Nothing has been changed.
         """
         self.wait()
-        checkpoint = resume(self.trainer, self.folder, self.net, self.stateful)
+        checkpoint = resume(self.trainer, self.folder, self.net, self.stateful, strict, settings)
         self._seen = self.trainer.optimizer.num_update
         self.saved_step = None if checkpoint.path is None else checkpoint.step
         return checkpoint

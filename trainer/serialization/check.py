@@ -22,6 +22,7 @@ from .files import check_format
 from .nesting import check_layout
 
 _PART_KEYS = {"pattern", "optimizer", "settings", "lr_scheduler", "names"}
+HINT = "load it with strict=False to take what fits"
 MOST_UPDATES = 2**53  # float64, in which bias corrections are computed, has all integers up to this
 
 
@@ -72,13 +73,7 @@ def check(optimizer: Optimizer, names: Sequence[str], params: Sequence[torch.Ten
             f"saved state: num_update is {saved['num_update']}, but no parameter has a count: states are missing, as where "
             "torch.distributed.checkpoint loads into a new Trainer's state_dict: use save_states and load_states"
         )
-    name = type(optimizer).__name__.lower()
-    if saved["optimizer"] != name:
-        wanted = [part["pattern"] for part in saved.get("optimizers", ())] or saved["optimizer"]
-        raise ValueError(
-            f"saved state is of optimizer {saved['optimizer']!r}, this trainer has {name!r}: make the trainer with "
-            + (f"Trainer(params, {wanted!r}) to load it" if wanted == saved["optimizer"] else f"optimizers for {wanted}")
-        )
+    check_class(optimizer, saved)
     _check_parameters(names, params, saved)
     for part, part_state in shares(optimizer, names, saved):
         _check_settings(part, part_state["settings"])
@@ -86,6 +81,17 @@ def check(optimizer: Optimizer, names: Sequence[str], params: Sequence[torch.Ten
             _check_rule_state(part, dict(zip(names, params, strict=True)), part_state)
     if isinstance(optimizer, MultiOptimizer):
         _check_common_settings(saved["settings"])
+
+
+def check_class(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Raise ValueError if a saved state is of an optimizer of another class."""
+    name = type(optimizer).__name__.lower()
+    if saved["optimizer"] != name:
+        wanted = [part["pattern"] for part in saved.get("optimizers", ())] or saved["optimizer"]
+        raise ValueError(
+            f"saved state is of optimizer {saved['optimizer']!r}, this trainer has {name!r}: make the trainer with "
+            + (f"Trainer(params, {wanted!r}) to load it" if wanted == saved["optimizer"] else f"optimizers for {wanted}")
+        )
 
 
 def shares(optimizer: Optimizer, names: Sequence[str], saved: Mapping[str, Any]) -> list[tuple[Optimizer, dict[str, Any]]]:
@@ -168,7 +174,7 @@ def _check_parameters(names: Sequence[str], params: Sequence[torch.Tensor], save
     if differing := sorted(set(shapes) ^ set(names)):
         raise ValueError(
             f"saved state is of {len(shapes)} parameters, {few(shapes)}; this trainer has {len(names)}, {few(names)}: "
-            f"{few(differing)} {'is' if len(differing) == 1 else 'are'} in one of them only"
+            f"{few(differing)} {'is' if len(differing) == 1 else 'are'} in one of them only: {HINT}"
         )
     if lazy := [name for name, param in zip(names, params, strict=True) if shape_of(param) is None]:
         if saved["state"]:
@@ -176,11 +182,13 @@ def _check_parameters(names: Sequence[str], params: Sequence[torch.Tensor], save
     for name, param in zip(names, params, strict=True):
         if shapes[name] is not None and shape_of(param) not in (None, list(shapes[name])):
             raise ValueError(
-                f"saved state: {name!r} has shape {tuple(shapes[name])}, in this trainer it has {tuple(param.shape)}"
+                f"saved state: {name!r} has shape {tuple(shapes[name])}, in this trainer it has {tuple(param.shape)}: "
+                + HINT
             )
     if unknown := sorted((set(saved["counts"]) | set(saved["layout"]) | set(saved["state"])) - set(names)):
         raise ValueError(f"saved state: {few(unknown)} have a count or state, but are not among its parameters")
-    if saved["state"] and (missing := [name for name in names if name not in saved["state"]]):
+    stated = {*saved["state"], *saved.get("anew", ())}  # what `fitted` returned names parameters that start anew
+    if saved["state"] and (missing := [name for name in names if name not in stated]):
         raise ValueError(f"saved state lacks the state of {few(missing)}: it must have all states or none")
 
 

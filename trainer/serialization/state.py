@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,10 +23,12 @@ from ..optimizer.settings import stacklevel_of_caller
 from ..optimizer.states import MASTER, State, current_state, has_slots, put_master
 from . import files, mapping
 from .check import check, check_form, few, saved_rule, shape_of, shares
+from .fitting import OWN
 from .nesting import flatten, tensor_names, unflatten
 
 CALLABLE = "callable"  # stands for a schedule that cannot be made from a file, such as a function that is not registered
 KIND = "states"
+_Result = TypeVar("_Result")
 # The sections of tensors, each with what follows the two names in the keys of its tensors.
 _SECTIONS: dict[str, tuple[str, ...]] = {"state": (), "residuals": ("residual",), "reducers": ("reducer",)}
 
@@ -125,6 +127,12 @@ def restore(
     slots = optimizer.slots(indices)  # also extends `values` for new parameters
     optimizer.step_counts.values[slots] = [saved["counts"].get(name, optimizer.begin_num_update) for name in names]
     optimizer.num_update = saved["num_update"]
+    anew = set(saved.get("anew", ())) if states else ()
+    for i, name, param in zip(indices, names, params, strict=True):
+        if name in anew:  # a file has the states of all parameters, or of none
+            part = part_of(optimizer, i)
+            own = isinstance(part, RuleOptimizer)  # the next step makes its states
+            states[name] = {} if own else part.create_state_multi_precision(i, param)
     updater.state = {i: states[name] for i, name in zip(indices, names, strict=True) if name in states}
     updater.forget_plan()
 
@@ -216,8 +224,8 @@ def _schedule_of(optimizer: Optimizer) -> dict[str, Any] | str | None:
 def _saved_schedule(optimizer: Optimizer, saved: Any) -> tuple[Any, dict[str, Any]]:
     """Return the schedule that was saved, and {}; or if it cannot be made, the optimizer's own and its saved attributes."""
     own = optimizer.lr_scheduler
-    if saved is None:
-        return None, {}
+    if saved is None or saved == OWN:
+        return own if saved == OWN else None, {}
     if saved == CALLABLE:
         words, fits = "a plain callable", CALLABLE in (_schedule_of(optimizer) or ())
     elif isinstance(saved, Mapping) and CALLABLE in saved:
@@ -244,10 +252,10 @@ def _warn_of_end(own: Any, schedule: Any, num_update: int) -> None:
         )
 
 
-def load_read(load: Callable[[dict[str, Any]], None], state: dict[str, Any], name: str) -> None:
-    """Call `load(state)`; errors that a state of another kind causes become ValueError. `name` is the file's in its text."""
+def load_read(load: Callable[[dict[str, Any]], _Result], state: dict[str, Any], name: str) -> _Result:
+    """Return `load(state)`; errors that a state of another kind causes become ValueError, with the file's `name`."""
     try:
-        load(state)
+        return load(state)
     except (TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"{name}: not a state of such a trainer ({error})") from error
 
