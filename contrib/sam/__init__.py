@@ -207,8 +207,15 @@ class SAM(JoinedOptimizers):
         return self.base.state_dict()
 
     @uninterrupted
-    def load_state_dict(self, state_dict: Any) -> None:
+    def load_state_dict(self, state_dict: Any, **options: Any) -> Any:
         """Load what `state_dict` returned, of this class or of the base optimizer, whose groups keep `rho` and `adaptive`.
+
+        Args:
+            state_dict: the saved state.
+            **options: `strict` and `settings`, if the base optimizer is of `tristep.optim`; see `FusedOptimizer`.
+
+        Returns:
+            What the base optimizer returns.
 
         Raises:
             RuntimeError: it is called between `ascend` and `step`.
@@ -217,10 +224,11 @@ class SAM(JoinedOptimizers):
         self._refuse_ascended("load_state_dict()")
         self.share()
         own = [{name: group[name] for name in self._own} for group in self.param_groups]
-        self.base.load_state_dict(state_dict)
+        loaded = self.base.load_state_dict(state_dict, **options)
         for group, values in zip(self.base.param_groups, own, strict=True):
             for name, value in values.items():
                 group.setdefault(name, value)
+        return loaded
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_ascended("a copy of SAM")

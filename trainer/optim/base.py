@@ -18,13 +18,14 @@ from ...kernels.graphs import current_recording
 from ...kernels.guards import MemberGuard
 from ...kernels.layouts import wrappers
 from ..optimizer.options import check_state_dtype
+from ..serialization import Loaded, announce, check_fit
 from ..step.capture import CapturedStep, check_engine, check_rule
 from ..utils.interrupts import uninterrupted
 from . import shards
 from .full_precision import float32_weights, load_float32_weights
 from .groups import Group, GroupOptimizer, copy_numbers, name_of, names_of, refuse_evaluated
 from .plan import GroupPlan, check_shards, exchanges_of
-from .saved import check_numbers, converted, shown_states
+from .saved import check_numbers, check_sizes, converted, fit_groups, shown_states
 
 
 class FusedOptimizer(GroupOptimizer):
@@ -245,21 +246,39 @@ class FusedOptimizer(GroupOptimizer):
             return super().state_dict()
 
     @uninterrupted
-    def load_state_dict(self, state_dict: Any) -> None:
+    def load_state_dict(  # type: ignore[override]  # torch's has no strict
+        self, state_dict: Any, *, strict: bool = True, settings: str = "file"
+    ) -> Loaded | None:
         """Load groups and states, as in torch, but without a conversion of states to the parameters' dtypes.
 
         Options of the groups become the saved ones, `state_dtype` too; a group keeps its own if the saved group has none.
 
         Args:
             state_dict: the result of `state_dict`, of this class or of torch's class with the same name.
+            strict: whether groups must have as many parameters as the saved ones. False: a parameter gets the states and the
+                step count that are saved under its name, if they have its shape; others start anew, with a count of 0. Names
+                are known if here and there parameters were given as `module.named_parameters()`; otherwise the same place in
+                the same group counts as the name. What was loaded is printed.
+            settings: with `strict=False`, "file" for the saved options of groups, "mine" to keep those here.
+
+        Returns:
+            With `strict=False` the names of parameters: `loaded`, `anew` and `unused`; otherwise None.
 
         Raises:
             ValueError, TypeError: the groups differ, the states are another optimizer's, or a number is invalid for this
-                optimizer; nothing has been changed.
+                optimizer; nothing has been changed. With `strict=False`: nothing fits, parameters are sharded (DTensor), or
+                some cannot start anew, since the optimizer, such as Prodigy, keeps numbers of all parameters together.
         """
+        check_fit(strict, settings)
         saved: dict[str, Any] = {}
+        loaded: list[Loaded] = []
 
         def remember(_: Any, state_dict: Any) -> dict[str, Any]:
+            if not strict:
+                owners = [self] * len(self.param_groups)
+                state_dict, found = fit_groups(self.param_groups, owners, state_dict, settings)
+                loaded.append(found)
+            check_sizes(self.param_groups, state_dict)
             check_numbers(self, state_dict, self._shown)
             saved.update(converted(self, state_dict))
             return saved
@@ -287,6 +306,9 @@ class FusedOptimizer(GroupOptimizer):
         finally:
             for hook in hooks:
                 hook.remove()
+        for found in loaded:
+            announce("states", found)
+        return loaded[0] if loaded else None
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | ({} if self._owners is None else {"_owners": self._owners})

@@ -12,6 +12,7 @@ import torch
 from .. import optimizer as gluon
 from ..optimizer.patterns import Pattern, assign, layers_of, pattern_text, read_entry, table_text
 from ..registry import Registry
+from ..serialization import Loaded, announce, check_fit
 from ..step.capture import CapturedStep
 from ..step.params import named_parameters
 from ..utils.interrupts import uninterrupted
@@ -19,7 +20,7 @@ from . import adapters, ports
 from .base import FusedOptimizer
 from .groups import name_of
 from .joined import JoinedOptimizers
-from .saved import check_numbers, shown_states
+from .saved import check_numbers, check_sizes, fit_groups, shown_states
 
 _classes: Registry[type[torch.optim.Optimizer]] = Registry(
     "optimizer of tristep.optim", torch.optim.Optimizer, contrib="optim"
@@ -127,24 +128,38 @@ class MultiOptimizer(JoinedOptimizers):
             return super().state_dict()
 
     @uninterrupted
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(  # type: ignore[override]  # torch's has no strict
+        self, state_dict: Mapping[str, Any], *, strict: bool = True, settings: str = "file"
+    ) -> Loaded | None:
         """Load groups and states from `state_dict` of a `MultiOptimizer` with the same groups.
+
+        Args:
+            state_dict: the result of `state_dict`.
+            strict, settings: as in `FusedOptimizer.load_state_dict`; there must be as many groups. A parameter that another
+                group's optimizer had starts anew.
+
+        Returns:
+            With `strict=False` the names of parameters: `loaded`, `anew` and `unused`; otherwise None.
 
         Raises:
             ValueError, TypeError: the groups differ, states are another optimizer's, or a number is invalid; nothing has
                 been changed.
         """
+        check_fit(strict, settings)
+        loaded: list[Loaded] = []
         before: list[tuple[Any, Any, Any]] = []
         parts: list[dict[str, Any]] = []
 
         def divide(_: Any, saved: dict[str, Any]) -> dict[str, Any]:
             self.share()
             before.extend((each, each.state, each.param_groups) for each in (self, *self.optimizers))
-            groups, unassigned = saved["param_groups"], dict(saved["state"])
-            saved_sizes, sizes = ([len(group["params"]) for group in each] for each in (groups, self.param_groups))
-            if saved_sizes != sizes:
-                raise ValueError(f"state_dict has groups of {saved_sizes} parameters, this optimizer has groups of {sizes}")
             owners = [self.owner_of(i, group) for i, group in enumerate(self.param_groups)]
+            if not strict:
+                parts_of_groups = [self.optimizers[k] for k in owners]
+                saved, found = fit_groups(self.param_groups, parts_of_groups, saved, settings)
+                loaded.append(found)
+            check_sizes(self.param_groups, saved)
+            groups, unassigned = saved["param_groups"], dict(saved["state"])
             for k, optimizer in enumerate(self.optimizers):
                 share = [group for group, owner in zip(groups, owners, strict=True) if owner == k]
                 keys = list(unassigned) if len(self.optimizers) == 1 else [key for group in share for key in group["params"]]
@@ -177,6 +192,9 @@ class MultiOptimizer(JoinedOptimizers):
         finally:
             for hook in hooks:
                 hook.remove()
+        for found in loaded:
+            announce("states", found)
+        return loaded[0] if loaded else None
 
     def capture(self, fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
         """Return a callable that runs a training function as a CUDA graph, which saves its work on the host.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import is_
 from typing import Any
@@ -16,10 +16,10 @@ from ...kernels import TensorRule, storage
 from ...kernels.messages import listed
 from ...kernels.states import PACK_FROM
 from ..optimizer import registered
-from ..serialization import MOST_UPDATES
+from ..serialization import HINT, MOST_UPDATES, Loaded, match, refuse_common
 from ..validation import integer
 from . import shards
-from .groups import MASTER_KEY, GroupOptimizer, as_real, name_of
+from .groups import MASTER_KEY, Group, GroupOptimizer, as_real, name_of
 
 
 @contextmanager
@@ -74,6 +74,127 @@ def converted(optimizer: GroupOptimizer, saved: Mapping[str, Any]) -> dict[str, 
             if isinstance(row, Mapping):
                 state[parameter] = {keys.get(key, key): value for key, value in row.items()}
     return {**saved, "param_groups": groups, "state": state}
+
+
+def check_sizes(groups: Sequence[Group], saved: Mapping[str, Any]) -> None:
+    """Raise ValueError if a saved state has another number of groups, or of parameters in a group."""
+    sizes, saved_sizes = ([len(group["params"]) for group in each] for each in (groups, saved["param_groups"]))
+    if len(sizes) != len(saved_sizes):
+        raise ValueError(
+            f"state_dict has a different number of parameter groups, {len(saved_sizes)}, than this optimizer, {len(sizes)}: "
+            + HINT
+        )
+    if sizes != saved_sizes:
+        raise ValueError(f"state_dict has groups of {saved_sizes} parameters, this optimizer has groups of {sizes}: {HINT}")
+
+
+def fit_groups(
+    groups: Sequence[Group], owners: Sequence[Any], saved: Mapping[str, Any], settings: str
+) -> tuple[dict[str, Any], Loaded]:
+    """Return what of a saved state fits, as a state that a strict load takes, and the names of the parameters.
+
+    Parameters are matched by name if all groups here and there have names, otherwise by group and place in it.
+
+    Args:
+        groups: the groups here.
+        owners: the optimizer of each group.
+        saved: the saved state.
+        settings: "file" for the saved options of groups, "mine" for those here.
+
+    Raises:
+        ValueError, TypeError: there are sharded parameters, an optimizer of another library, or options of other groups; or
+            nothing fits, or parameters cannot start anew.
+    """
+    there, rows = saved.get("param_groups"), saved.get("state")
+    if not isinstance(there, list) or not isinstance(rows, Mapping):
+        raise TypeError("state_dict must be a dict with param_groups and state, as state_dict() gives it")
+    for owner, group in zip(owners, groups, strict=True):
+        if not isinstance(owner, GroupOptimizer):
+            raise TypeError(f"strict=False with {type(owner).__name__}: it must be an optimizer of tristep.optim")
+        if any(map(shards.is_dtensor, group["params"])):
+            raise ValueError("strict=False with sharded parameters (DTensor): load before they are sharded")
+    several = len({id(owner) for owner in owners}) > 1
+    carries = any("carried" in group for group in groups)
+    if len(there) != len(groups) and (settings == "file" or several or carries):
+        raise ValueError(
+            f"strict=False: state_dict has {len(there)} groups, this optimizer {len(groups)}: "
+            + ("make it with as many" if several or carries else "settings='mine' loads states without the groups' options")
+        )
+    named = all("param_names" in group for group in (*groups, *there))
+    places, saved_places = _places(groups, named), _places(there, named)
+    fitting = _fitting(groups, saved, settings)
+    numbers = {name: number for number, name in enumerate(places)}
+    of_parameters = {key for group in there for key in group["params"]}
+    fitting["state"] = {key: row for key, row in rows.items() if key not in of_parameters}
+    for name in places:
+        j, i = saved_places.get(name, (0, 0))
+        if name in saved_places and (row := rows.get(there[j]["params"][i])) is not None:
+            fitting["state"][numbers[name]] = row
+    fits, rules = _test_of_shapes(groups, owners, fitting)
+
+    def fits_here(name: str) -> bool:
+        (k, i), (j, _) = places[name], saved_places[name]
+        return (not several or owners[k] is owners[j]) and fits(k, i, numbers[name])
+
+    loaded = match("parameters", places, saved_places, fits_here)
+    for name in loaded.anew:
+        fitting["state"].pop(numbers[name], None)
+    for owner, rule, group in zip(owners, rules, groups, strict=True):
+        of_owner = [name for name in loaded.anew if owners[places[name][0]] is owner]
+        refuse_common(type(owner).__name__, rule, "carried" in group, of_owner)
+    return fitting, loaded
+
+
+def _places(groups: Sequence[Mapping[str, Any]], named: bool) -> dict[str, tuple[int, int]]:
+    """Return the group and the place in it of each parameter, by its name, or by a text of its place."""
+    places: dict[str, tuple[int, int]] = {}
+    for k, group in enumerate(groups):
+        names = group["param_names"] if named else [f"params[{i}] of group {k}" for i in range(len(group["params"]))]
+        if len(names) != len(group["params"]):
+            raise ValueError(f"saved state: param_groups[{k}] has {len(names)} names of {len(group['params'])} parameters")
+        places |= {name: (k, i) for i, name in enumerate(names)}
+    return places
+
+
+def _fitting(groups: Sequence[Group], saved: Mapping[str, Any], settings: str) -> dict[str, Any]:
+    """Return a saved state with the parameters of these groups, numbered, and with saved options or those here."""
+    number, fitting = 0, []
+    for k, group in enumerate(groups):
+        of_file = saved["param_groups"][k] if k < len(saved["param_groups"]) else {}
+        options = dict(of_file if settings == "file" else group)
+        if settings == "mine" and "carried" in of_file:  # numbers that go with the states
+            options["carried"] = of_file["carried"]
+        options.pop("param_names", None)
+        names = {"param_names": group["param_names"]} if "param_names" in group else {}
+        fitting.append({**options, **names, "params": list(range(number, number + len(group["params"])))})
+        number += len(group["params"])
+    return {**saved, "param_groups": fitting}
+
+
+def _test_of_shapes(
+    groups: Sequence[Group], owners: Sequence[GroupOptimizer], fitting: Mapping[str, Any]
+) -> tuple[Callable[[int, int, int], bool], list[Any]]:
+    """Return a function of a group, a place in it and a number that says whether that state has the parameter's shape.
+
+    And the rule of each group with the options of `fitting`.
+    """
+    states: list[Mapping[Any, Any]] = []
+    rules: list[Any] = []
+    for group, owner in zip(fitting["param_groups"], owners, strict=True):
+        of_group = converted(owner, {"param_groups": [group], "state": fitting["state"]})
+        rules.append(owner._rule({**owner.defaults, **of_group["param_groups"][0]}))
+        states.append(of_group["state"])
+
+    def fits(k: int, i: int, number: int) -> bool:
+        row, parameter, owner = states[k].get(number), groups[k]["params"][i], owners[k]
+        if not isinstance(row, Mapping):
+            return True
+        whole = as_real(parameter).shape
+        keys = [owner._keys.get(slot, slot) for slot in rules[k].slots]
+        shapes = zip((*keys, MASTER_KEY), (*rules[k].shapes(whole), whole), strict=True)
+        return not any(_has_other_shape(row.get(key), parameter, shape) for key, shape in shapes)
+
+    return fits, rules
 
 
 def check_numbers(optimizer: GroupOptimizer, saved: Mapping[str, Any], shown: Collection[str]) -> None:
@@ -151,15 +272,20 @@ def _is_needed(default: Any) -> bool:
 
 
 def _check_shape(name: str, key: str, state: Any, parameter: torch.Tensor, shape: torch.Size) -> None:
-    """Raise if a state has another shape than the rule's; packed states and shards are checked in the step."""
-    if not isinstance(state, torch.Tensor) or storage.is_packed(state) or any(map(shards.is_dtensor, (state, parameter))):
-        return
-    found = (*state.shape, 2) if state.is_complex() else state.shape
-    if tuple(found) != tuple(shape) and (state.numel() or math.prod(shape)):
+    """Raise if a state has another shape than the rule's."""
+    if _has_other_shape(state, parameter, shape):
         raise ValueError(
             f"saved state: {key!r} of {name} has shape {tuple(state.shape)}, the parameter {tuple(parameter.shape)}: the "
-            "state of another model?"
+            f"state of another model? {HINT}"
         )
+
+
+def _has_other_shape(state: Any, parameter: torch.Tensor, shape: torch.Size) -> bool:
+    """Return whether a state has another shape than the rule's; packed states and shards are checked in the step."""
+    if not isinstance(state, torch.Tensor) or storage.is_packed(state) or any(map(shards.is_dtensor, (state, parameter))):
+        return False
+    found = (*state.shape, 2) if state.is_complex() else state.shape
+    return tuple(found) != tuple(shape) and bool(state.numel() or math.prod(shape))
 
 
 def _options_of_all() -> set[str]:
