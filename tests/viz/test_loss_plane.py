@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from drawn_scenes import words_of
 from torch import nn
 
 import tristep
@@ -161,6 +162,7 @@ def test_the_picture_shows_ways_and_heights(regression, paths):
         x, y = scene.drawn(ways[name], middle)
         assert np.isfinite(x).sum() == steps
         np.testing.assert_allclose(np.stack([x, y], axis=1)[:steps], plane.paths[name][:steps], rtol=1e-6)
+    assert [text.get_text() for text in words_of(view.figure())].count("adam") == 1  # one legend for both panels
     words = view.describe()
     assert f"{plane.losses['adam'][-1]:.4g}" in words
     assert f"{plane.values.min():.4g}" in words

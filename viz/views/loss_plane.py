@@ -58,7 +58,7 @@ class LossPlaneView(View):
                 layers,
                 equal=True,
                 columns=1,
-                legend="",
+                legend=None if curves else "",  # names stand once, above both panels
             )
         ]
         if curves:
