@@ -169,7 +169,7 @@ def test_the_end_of_a_line_has_no_more_noise_than_its_middle_and_a_spike_shows_a
 
 def test_the_legend_names_the_width_of_the_average():
     run = make_run(1000)
-    for view, named in ((LossView(run), "loss ({})"), (Dashboard(run), "smoothing: {}")):
+    for view, named in ((LossView(run), "loss ({})"), (Dashboard(run), "smoothing: {}"), (Dashboard(run), "loss ({}) 0.")):
         scene = view.scene()
         smoothing = next(control for control in scene.controls if control.name == "smoothing")
         figure = draw(scene, {"smoothing": 4})
@@ -274,7 +274,8 @@ def test_one_slider_moves_a_line_through_all_panels_of_a_dashboard():
     assert labels == ["loss", "learning rate", "", "update / weight", "values in the gradient", "norm"]
     (readout,) = (text for text in layers_of(scene, Text) if text.by == ("step",))
     at = int(step.values[30])
-    assert readout.chosen("texts", scene.state(step=30)) == f"step {at}   loss {1 / at:.4g}   learning rate {at / 5e3:.4g}"
+    said = f"step {at}   recorded: loss {1 / at:.4g}   learning rate {at / 5e3:.4g}"
+    assert readout.chosen("texts", scene.state(step=30)) == said
     clicks = [(panel.click.control, panel.click.along) for panel in scene.panels if panel.frame]
     assert clicks == [("step", "x"), ("step", "x"), ("layer", "y"), ("step", "x"), ("step", "x"), ("step", "x")]
     (heat,) = (image for image in layers_of(scene, Heatmap) if image.label == "norm of the gradient")

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...trainer.validation import choice
 from ..record import Recorder, Run, Series
-from ..scene import Axis, Click, Control, Panel, RefLine, Scene, Text
+from ..scene import Axis, Click, Control, RefLine, Scene, Text
 from .heatmap import QUANTITIES, heat_panels, histogram_control, kept_histograms
 from .rows import Rows
 from .run_view import OneRunView
@@ -29,17 +29,19 @@ __all__ = ["Dashboard"]
 
 STOPS = 120  # the largest number of positions of the slider
 MOST_GROUPS = 3  # the largest number of panels of scalars
-COLUMNS = 12  # columns of the grid, divisible by any number of panels in a row, 1 to 4
+COLUMNS = 12  # columns of the grid
+TOP, BELOW = 2.9, 2.5  # inches of the first row of panels, and of each further one
 
 
 class Dashboard(OneRunView):
     """An overview of a run: scalars, learning rate, a heat map of all tensors, update ratios, and one tensor's histograms.
 
     Up to three panels show scalars, each together with the same scalar on validation data, such as "loss" and "val_loss".
+    The first, the losses, is the largest; the others and the learning rate stand at the right.
 
     The slider, or a click in a panel, selects a step: a line marks it in all panels, and a text shows the values recorded
-    there. A click on a row of the heat map, or the choice "tensor", selects the tensor shown below. The exported page has
-    the same controls.
+    there, while legends have those of the lines, which are averages where they say so. A click on a row of the heat map, or
+    the choice "tensor", selects the tensor shown below. The exported page has the same controls.
 
     Args:
         run: a `Run`; or a `Recorder` or a `LiveLoop`, whose new data `refresh` shows.
@@ -68,45 +70,41 @@ class Dashboard(OneRunView):
         across = Axis.over("step", steps[[0, -1]], margin=0.01)
         kinds = histogram_control([run])
         histograms = kept_histograms(self._kept, run, rows, kinds)
-        panels: list[list[Panel]] = [
-            [
-                scalar_panel(
-                    group[0],
-                    over_steps({name: run.scalars[name].curve() for name in group}),
-                    across,
-                    smoothing,
-                    names_width=False,  # the control below does
-                )
-                for group in groups
-            ]
-            + ([rate_panel(over_steps({"": rate.curve()}), across)] if len(rate) else []),
-            heat_panels([run], rows, [self.quantity])[0] if len(run.tensors.get(self.quantity, ())) else [],
-            [panel for panel in (histograms, norm_panel(run, rows)) if panel is not None],
-        ]
-        if (ratios := ratio_panel(run, is_small=True)) is not None:
-            panels[1].append(ratios)
-        chosen = bool(panels[1] or panels[2])
-        panels = [row for row in panels if row]
+        first = [
+            scalar_panel(
+                group[0],
+                over_steps({name: run.scalars[name].curve() for name in group}),
+                across,
+                smoothing,
+                names_each=True,  # the legend has the value of each
+            )
+            for group in groups
+        ] + ([rate_panel(over_steps({"": rate.curve()}), across)] if len(rate) else [])
+        heat = heat_panels([run], rows, [self.quantity])[0] if len(run.tensors.get(self.quantity, ())) else []
+        tensors = [[*heat, ratio_panel(run, is_small=True)], [histograms, norm_panel(run, rows)]]
+        below = [[panel for panel in row if panel is not None] for row in tensors]
+        # The losses take two thirds of the first row. What has no place there ends the last row, and the one above.
+        filled = [row for row in (first[:2], below[0] + first[3:], below[1] + first[2:3]) if row]
         mark = RefLine(steps[:, None], by=("step",), style="quiet", width=0.9)
         readout = Text(self._readouts(steps, scalars), 0.0, 0.5, by=("step",), size=9.5, style="ink")
-        placed = [words_panel(readout, columns=COLUMNS)]
-        for i, row in enumerate(panels):
-            span = COLUMNS // len(row)
-            for k, panel in enumerate(row):
+        placed, heights = [words_panel(readout, columns=COLUMNS)], [0.05]
+        for row in filled:
+            starts = [0, 8] if row is filled[0] and first else [0, 4, 8] if len(first) > 2 else [0, 6]
+            ends = [*starts[1 : len(row)], COLUMNS]
+            for panel, start, end in zip(row, starts, ends, strict=False):
                 # The shared axis aligns steps, also of histograms, which are counted seldom. Only the last row labels it.
-                panel = replace(panel, x=across if i + 1 == len(panels) else replace(across, label=""))
-                click = panel.click or Click("step", "x")
-                layers = [*panel.layers, mark]
-                panel = replace(panel, layers=layers, click=click, legend="step")
-                placed.append(replace(panel, row=i + 1, column=k * span, columns=span))
+                axis = across if row is filled[-1] else replace(across, label="")
+                layers, click = [*panel.layers, mark], panel.click or Click("step", "x")
+                panel = replace(panel, x=axis, layers=layers, click=click, legend="step" if len(row) < 3 else "")
+                placed.append(replace(panel, row=len(heights), column=start, columns=end - start))
+            heights.append(TOP if row is filled[0] else BELOW)
         controls = [Control("step", "step", steps.tolist(), len(steps) - 1)]
         if groups:
             controls.append(smoothing)
         controls += kinds
-        if chosen:
+        if any(below):
             controls.append(Control("layer", "tensor", rows.choices, 0, "choice"))
-        heights = 0.02, *[1.0] * len(panels)
-        scene = Scene(placed, self.title("Training"), controls, width=11.0, height=2.6 * len(panels) + 0.1, heights=heights)
+        scene = Scene(placed, self.title("Training"), controls, width=11.0, height=sum(heights) + 0.05, heights=heights)
         return self.said(scene)
 
     def _readouts(self, steps: np.ndarray, scalars: list[str]) -> list[str]:
@@ -114,7 +112,7 @@ class Dashboard(OneRunView):
         texts = []
         for k, step in enumerate(steps):
             values = [f"{name.replace('_', ' ')} {column[k]:.4g}" for name, column in zip(scalars, columns, strict=True)]
-            texts.append("   ".join([f"step {step:,.0f}", *values]))
+            texts.append(f"step {step:,.0f}" + ("   recorded: " if values else "") + "   ".join(values))
         return texts
 
 

@@ -185,8 +185,7 @@ def _heat_panel(
         layers.append(NOWHERE_FINITE)
     chosen = [edges[0] + 0.012 * (edges[-1] - edges[0])]
     layers.append(Points(chosen, [[i] for i in rows.rows_of_choices], marker="ring", size=7, style="ink", by=("layer",)))
-    ticks = [(i, _shortened(rows.names[i])) for i in range(0, n, -(-n // 32))]
-    down = Axis("", -0.5, n - 0.5, ticks=ticks, upwards=False)
+    down = Axis("", -0.5, n - 0.5, ticks=list(enumerate(rows.names)), upwards=False)
     return Panel(Axis("step", *edges[[0, -1]].tolist()), down, layers, click=Click("layer", "y"))
 
 
@@ -351,7 +350,3 @@ def _bad_cells(run: Run, rows: Rows, edges: np.ndarray) -> tuple[np.ndarray, np.
     middles = (edges[:-1] + edges[1:]) / 2
     marks = [thinned(middles[row], (edges[-1] - edges[0]) / MARKS) for row in cells]
     return np.concatenate(marks), np.repeat(np.arange(len(marks), dtype=np.float64), list(map(len, marks)))
-
-
-def _shortened(name: str, longest: int = 22) -> str:
-    return name if len(name) <= longest else f"{name[: longest // 2 - 1]}…{name[-(longest // 2) :]}"

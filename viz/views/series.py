@@ -111,14 +111,15 @@ def scalar_panel(
     *,
     label: str | None = None,
     scale: str = "log",
-    names_width: bool = True,
+    names_each: bool = False,
     runs: Sequence[int | None] = (),
 ) -> Panel:
     """Return a panel of scalars over the steps: faint lines as recorded, strong ones by `trailing_means`, and bands.
 
     A band spans the smallest and largest values of the steps that share a point. `name` is the (first) scalar, which also
-    labels the vertical axis if `label` is None. A log scale is used only if it fits name and values. `names_width` puts the
-    width of the average into the legend. `runs` has each curve's row of the table of runs; it is empty without a table.
+    labels the vertical axis if `label` is None. A log scale is used only if it fits name and values. The legend names the
+    width of the average: once for all of several curves, or with `names_each` of each. `runs` has each curve's row of the
+    table of runs; it is empty without a table.
     """
     of = [*runs, *[None] * (len(drawn) - len(runs))]
     layers: list[Layer] = []
@@ -130,9 +131,9 @@ def scalar_panel(
             layers.append(Band(x, drawable(curve.low), drawable(curve.high), style=style, alpha=0.12, run=run))
         layers.append(Line(x, drawable(curve.mean), style=style, width=0.6, alpha=0.35, run=run))
         strong = Line(x, drawable(means), name=legend, style=style, by=("smoothing",), marker=is_sparse(curve), run=run)
-        layers.append(replace(strong, legend_by="smoothing") if names_width and len(drawn) == 1 else strong)
+        layers.append(replace(strong, legend_by="smoothing") if names_each or len(drawn) == 1 else strong)
         limits += [means[smoothing.index], percentiles(curve.mean)]
-    if names_width and len(drawn) > 1:  # the legend explains the strong lines once for all curves
+    if not names_each and len(drawn) > 1:  # the legend explains the strong lines once for all curves
         layers.append(
             Line(drawn[0][2][:1], np.array([np.nan]), name="strong lines", style=SOLID_GREY, legend_by="smoothing")
         )

@@ -80,7 +80,9 @@ def _set_given_ticks(axis: AxesAxis, spec: Axis, length: float) -> None:
     ticks = sorted((value, words) for value, words in spec.ticks if spec.low <= value <= spec.high)
     places = [length * (float(scaled(value)) - low) / (high - low) for value, _ in ticks]
     width, height = figure.get_size_inches()
-    words = [shortened(figure, text, 0.3 * width, 9) for _, text in ticks]
+    cell = axis.axes.get_subplotspec()
+    room = 0.3 * width * (1.0 if across or cell is None else cell.get_position(figure).width)
+    words = [shortened(figure, text, room, 9) for _, text in ticks]
     needed = [0.15] * len(words)
     turned = False
     if across:
