@@ -57,7 +57,7 @@ def read_run(
             in each line; a TensorBoard event file or a folder of them (needs `tensorboard`); a file of `Run.save`.
         name: the name of the run; None means the name of the file or folder.
         names: new names for names in the file, such as {"train/loss": "loss", "lr": "learning_rate"}. Views know "loss",
-            "learning_rate", "epoch" and "seconds".
+            "learning_rate", "epoch", "seconds" and "samples".
         step: the column of a .csv or .jsonl file with the steps; None means the first of "step", "_step", "global_step" and
             "iteration" that exists.
 

@@ -128,9 +128,12 @@ def test_a_dashboard_steers_its_loop_and_shows_the_run_that_it_is_in():
         does("button", "pick")
         assert (loop.run.name, loop.n_steps, dashboard.run) == ("first", 5, loop.run)
         assert same(training.state(), before)
+        does("control", "scale", index=1)
+        does("button", "one step")
+        assert chosen("scale") == (["log", "linear"], "linear")
         names = [control.name for control in view.scene().controls]
         assert {"step", "layer"} < set(names)  # the dashboard's own controls
-        assert view.describe().startswith("first: paused, step 5")
+        assert view.describe().startswith("first: paused, step 6")
 
 
 def test_a_view_of_one_s_own_is_steered_and_gets_what_is_its_own():

@@ -240,23 +240,59 @@ def test_steps_that_are_not_finite_are_marked_and_leave_gaps():
     assert np.flatnonzero(np.isnan(raw.y)).tolist() == [30, 31, 70]
 
 
-def test_epochs_and_seconds():
+def test_epochs_seconds_and_samples():
     run = make_run(120)
-    for name, values in (("epoch", np.arange(120) // 40), ("seconds", np.arange(120) * 0.5)):
+    recorded = {"epoch": np.arange(120) // 40, "seconds": np.arange(120) * 0.5, "samples": np.arange(120) * 32}
+    for name, values in recorded.items():
         run.scalars[name] = Series()
         run.scalars[name].extend(np.arange(1, 121), values)
     view = LossView(run)
     scene = view.scene()
     assert named_layers(scene, "epochs").at.tolist() == [41, 81]
     control = next(control for control in scene.controls if control.name == "axis")
-    assert control.values == ["step", "epoch", "seconds"]
+    assert control.values == ["step", "epoch", "seconds", "samples"]
     assert control.remote
+    assert [panel.y.label for panel in scene.panels] == ["loss", "learning rate"]
+    view.on_control("axis", "samples", 3)
+    np.testing.assert_allclose(named_layers(view.scene(), "loss").x, np.arange(120) * 32)
     view.on_control("axis", "seconds", 2)
     scene = view.scene()
     assert scene.panels[1].x.label == "seconds"
     np.testing.assert_allclose(named_layers(scene, "loss").x, np.arange(120) * 0.5)
     view.on_control("axis", "epoch", 1)
     np.testing.assert_allclose(named_layers(view.scene(), "loss").x, np.arange(120) / 40)
+
+
+RATES = {
+    "two decades": ([0.1, 0.001], "log"),
+    "one rate": ([0.1, 0.1], "linear"),
+    "less than a decade": ([0.1, 0.02], "linear"),
+    "down to 0": ([0.1, 0.0], "linear"),
+    "not finite": ([0.1, np.nan], "linear"),
+}
+
+
+@pytest.mark.parametrize(("rates", "expected"), RATES.values(), ids=RATES)
+@pytest.mark.parametrize("kind", [LossView, Dashboard])
+def test_losses_and_rates_have_log_axes_where_they_can_and_linear_ones_where_they_shall(kind, rates, expected):
+    run = make_run(50)
+    run.scalars["learning_rate"] = Series()
+    run.scalars["learning_rate"].extend(range(1, 51), np.repeat(rates, 25))
+    view = kind(run)
+
+    def axes():
+        scene = view.scene()
+        (control,) = (control for control in scene.controls if control.name == "scale")
+        assert control.remote
+        assert control.values[control.index] == view.scale
+        return [panel.y for panel in scene.panels if panel.y.label in ("loss", "learning rate")]
+
+    assert [axis.scale for axis in axes()] == ["log", expected]
+    assert axes()[1].low <= np.nanmin(rates) <= np.nanmax(rates) < axes()[1].high
+    view.on_control("scale", "linear", 1)
+    assert [axis.scale for axis in axes()] == ["linear"] * 2
+    view.on_control("scale", "log", 0)
+    assert axes()[0].scale == "log"
 
 
 def test_one_slider_moves_a_line_through_all_panels_of_a_dashboard():
@@ -480,6 +516,7 @@ def test_a_loop_is_shown_by_what_it_records():
         (lambda: LossView(Run(), scale="logarithmic"), ValueError, "scale='logarithmic': must be one of 'log', 'linear'"),
         (lambda: LossView(make_run(), axis="epoch"), ValueError, "axis='epoch': no scalar of this name was recorded"),
         (lambda: TensorHeatmap(Run(), "norm"), ValueError, "quantity='norm': .* must be one of 'gradient_norm'"),
+        (lambda: Dashboard(Run(), scale="logarithmic"), ValueError, "scale='logarithmic': must be one of 'log', 'linear'"),
         (lambda: Dashboard(Run(), "norm"), ValueError, "quantity='norm': .* must be one of 'gradient_norm'"),
     ],
 )

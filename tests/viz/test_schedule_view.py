@@ -42,6 +42,10 @@ def test_rates_of_several_schedules_from_update_1_on():
     assert ScheduleView(cosine).scene().panels[0].x.high == 100
     logarithmic = ScheduleView(cosine, scale="log").scene().panels[0].y
     assert (logarithmic.scale, 0 < logarithmic.low < 0.05) == ("log", True)
+    view = ScheduleView(cosine)
+    assert [control.name for control in view.scene().controls] == ["scale"]
+    view.on_control("scale", "log", 0)
+    assert view.scene().panels[0].y == logarithmic
 
 
 TORCH = {

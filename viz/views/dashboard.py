@@ -20,6 +20,7 @@ from .series import (
     rate_panel,
     scalar_names,
     scalar_panel,
+    scale_control,
     spread,
     words_panel,
 )
@@ -46,16 +47,23 @@ class Dashboard(OneRunView):
     Args:
         run: a `Run`; or a `Recorder` or a `LiveLoop`, whose new data `refresh` shows.
         quantity: the quantity of the heat map, such as "gradient_norm"; `TensorHeatmap` lists them all.
+        scale: the initial scale of losses and learning rates, "log" or "linear", as of `LossView`; a choice changes it.
         **settings: `name`, `theme` and `budget` of `View`.
 
     Raises:
         TypeError: `run` is not a `Recorder`, a `Run` or a `LiveLoop`.
-        ValueError: `quantity` is unknown.
+        ValueError: `quantity` or `scale` is unknown.
     """
 
-    def __init__(self, run: Recorder | Run, quantity: str = "gradient_norm", **settings: Any) -> None:
+    def __init__(self, run: Recorder | Run, quantity: str = "gradient_norm", *, scale: str = "log", **settings: Any) -> None:
         self.quantity = choice("quantity", quantity, QUANTITIES)
+        self.scale = choice("scale", scale, ("log", "linear"))
         super().__init__(run, **settings)
+
+    def on_control(self, name: str, value: Any, index: int) -> None:
+        if name == "scale":
+            self.scale = value
+            super().refresh()
 
     def scene(self) -> Scene:
         run = self.run
@@ -76,10 +84,11 @@ class Dashboard(OneRunView):
                 over_steps({name: run.scalars[name].curve() for name in group}),
                 across,
                 smoothing,
+                scale=self.scale,
                 names_each=True,  # the legend has the value of each
             )
             for group in groups
-        ] + ([rate_panel(over_steps({"": rate.curve()}), across)] if len(rate) else [])
+        ] + ([rate_panel(over_steps({"": rate.curve()}), across, scale=self.scale)] if len(rate) else [])
         heat = heat_panels([run], rows, [self.quantity])[0] if len(run.tensors.get(self.quantity, ())) else []
         tensors = [[*heat, ratio_panel(run, is_small=True)], [histograms, norm_panel(run, rows)]]
         below = [[panel for panel in row if panel is not None] for row in tensors]
@@ -104,6 +113,8 @@ class Dashboard(OneRunView):
         controls += kinds
         if any(below):
             controls.append(Control("layer", "tensor", rows.choices, 0, "choice"))
+        if first:
+            controls.append(scale_control(self.scale))
         scene = Scene(placed, self.title("Training"), controls, width=11.0, height=sum(heights) + 0.05, heights=heights)
         return self.said(scene)
 

@@ -14,6 +14,7 @@ from ..scene import Axis, Control, Panel, RefLine, Scene
 from .run_table import MOST_IN_LEGEND, with_table
 from .run_view import Runs, RunView
 from .series import (
+    AXES,
     Drawn,
     empty_scene,
     grouped,
@@ -23,6 +24,7 @@ from .series import (
     rate_panel,
     scalar_names,
     scalar_panel,
+    scale_control,
     smoothing_control,
 )
 
@@ -47,8 +49,11 @@ class LossView(RunView):
         scalars: the names of the scalars to draw; a run may lack some of them. None draws all recorded scalars.
         smoothing: the initial number of steps to average, >= 0, which a slider changes; 0 draws no average. None is about
             a twentieth of the number of values of the longest curve, and a larger share for short curves.
-        scale: the scale of the losses, "log" or "linear"; "log" becomes linear while no loss is above 0.
-        axis: the horizontal axis, "step", "epoch" or "seconds". The latter two need scalars of these names in all runs.
+        scale: the initial scale of losses and learning rates, "log" or "linear", which a choice changes. "log" is linear
+            for losses while none is above 0, and for rates unless all are above 0 and the largest is over ten times the
+            least.
+        axis: the initial horizontal axis, "step", "epoch", "seconds" or "samples", which a choice changes. Others than
+            "step" need scalars of these names in all runs.
         **settings: `name`, `theme` and `budget` of `View`.
 
     Raises:
@@ -79,7 +84,7 @@ class LossView(RunView):
             nonempty("scalars", self._scalars, ": there is nothing to draw")
         self._smoothing = None if smoothing is None else number("smoothing", smoothing, low=0)
         self.scale = choice("scale", scale, ("log", "linear"))
-        self.axis = choice("axis", axis, ("step", "epoch", "seconds"))
+        self.axis = choice("axis", axis, ("step", *AXES))
         if isinstance(runs, Mapping):
             runs = [_run_of(name, losses) for name, losses in runs.items()]
         elif _are_losses(runs):
@@ -97,8 +102,8 @@ class LossView(RunView):
         return smoothing_control(self.runs, self.scalars, self._smoothing)
 
     def on_control(self, name: str, value: Any, index: int) -> None:
-        if name == "axis":
-            self.axis = value
+        if name in ("axis", "scale"):
+            setattr(self, name, value)
             super().refresh()
 
     def scene(self) -> Scene:
@@ -129,8 +134,9 @@ class LossView(RunView):
             )
             marks = [] if epochs is None else [RefLine(epochs, style="grid", name="epochs")]
             panels.append(replace(panel, layers=[*panel.layers, *marks]))
-        panels, heights = _stacked(panels, reach, rates, rows([style for *_, style in rates]))
-        controls = [smoothing]
+        below = [rate_panel(rates, reach, rows([style for *_, style in rates]), self.scale)] if rates else []
+        panels, heights = _stacked([*panels, *below], reach, bool(rates))
+        controls = [smoothing, scale_control(self.scale)]
         if len(axes := self._axes()) > 1:
             controls.append(Control("axis", "over", axes, axes.index(self.axis), "choice", remote=True))
         title = self.title("Loss" if all(map(is_loss, names)) else "Scalars")
@@ -147,7 +153,7 @@ class LossView(RunView):
         return with_table(scene, [run.name for run in self.runs], columns, columns[first.replace("_", " ")], is_loss(first))
 
     def _axes(self) -> list[str]:
-        return ["step", *(name for name in ("epoch", "seconds") if all(name in run.scalars for run in self.runs))]
+        return ["step", *(name for name in AXES if all(name in run.scalars for run in self.runs))]
 
     def _along(self, run: Run, curve: Curve) -> np.ndarray:
         steps = middle_steps(curve)
@@ -198,20 +204,18 @@ def _run_of(name: Any, losses: Any) -> Run:
     return run
 
 
-def _stacked(
-    panels: list[Panel], reach: Axis, rates: list[Drawn], rows: Sequence[int] = ()
-) -> tuple[list[Panel], tuple[float, ...]]:
-    """Place the first panel at the top, the next panels side by side below it, and learning rates at the bottom.
+def _stacked(panels: list[Panel], reach: Axis, has_rates: bool) -> tuple[list[Panel], tuple[float, ...]]:
+    """Place the first panel at the top, the next panels side by side below it, and the last, of rates, at the bottom.
 
     Return the placed panels, and the heights of the rows in inches.
     """
-    first, lower = panels[0], panels[1:]
+    first, lower, rates = panels[0], panels[1 : len(panels) - has_rates], panels[len(panels) - has_rates :]
     columns = max(len(lower), 1)
     blank = replace(reach, label="")
     placed = [replace(first, columns=columns, x=reach if not (rates or lower) else blank)]
     placed += [replace(panel, row=1, column=k, x=blank if rates else reach) for k, panel in enumerate(lower)]
     heights = [2.4, 1.6] if lower else [4.0 if not rates else 3.75]
-    if rates:
-        placed.append(replace(rate_panel(rates, reach, runs=rows), row=len(heights), columns=columns))
+    for panel in rates:
+        placed.append(replace(panel, row=len(heights), columns=columns))
         heights.append(1.25)
     return placed, tuple(heights)

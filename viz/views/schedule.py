@@ -19,7 +19,17 @@ from ..record.series import POINTS
 from ..scene import Axis, Control, Layer, Line, Panel, RefLine, Scene
 from ..style import COLOURS, DASHES
 from .run_view import checked_run, take_in
-from .series import SOLID_GREY, axis_from_zero, drawable, middle_steps, not_positive, scalar_panel, smoothing_control, spread
+from .series import (
+    SOLID_GREY,
+    axis_from_zero,
+    drawable,
+    middle_steps,
+    not_positive,
+    scalar_panel,
+    scale_control,
+    smoothing_control,
+    spread,
+)
 from .view import View
 
 __all__ = ["Schedule", "ScheduleView", "TorchSchedule"]
@@ -39,7 +49,7 @@ class ScheduleView(View):
             `tristep.lr_scheduler`; the name of one of these, such as "cosine", which then ends at `n_updates`, or at 1,000;
             a `Trainer`; a schedule of `torch.optim.lr_scheduler`; or a dict of these by name.
         n_updates: the last update drawn, >= 1; None takes it from the lengths of the schedules.
-        scale: the scale of the learning rates, "linear" or "log".
+        scale: the initial scale of the learning rates, "linear" or "log", which a choice changes.
         loss: a `Recorder`, a `Run` or a `LiveLoop`, whose losses and past learning rates are drawn too.
         **settings: `name`, `theme` and `budget` of `View`.
 
@@ -74,6 +84,11 @@ class ScheduleView(View):
 
     def take_in(self, wait: bool) -> bool:
         return take_in(self._recorders, wait)
+
+    def on_control(self, name: str, value: Any, index: int) -> None:
+        if name == "scale":
+            self.scale = value
+            super().refresh()
 
     def scene(self) -> Scene:
         n = self._n_updates()
@@ -117,7 +132,7 @@ class ScheduleView(View):
         panels += [] if loss is None else [loss]
         return Scene(
             panels,
-            controls=[] if loss is None else [smoothing],
+            controls=[*([] if loss is None else [smoothing]), scale_control(self.scale, "scale of rates")],
             height=3.6 if loss is None else 4.9,
             description=self.describe(),
         )

@@ -15,6 +15,7 @@ from ..scene import Axis, Band, Control, Layer, Line, Panel, Points, Scene, Text
 from ..scene.controls import LARGEST, LEAST
 
 __all__ = [
+    "AXES",
     "MARKS",
     "NOWHERE_FINITE",
     "SOLID_GREY",
@@ -38,6 +39,7 @@ __all__ = [
     "rate_panel",
     "scalar_names",
     "scalar_panel",
+    "scale_control",
     "smoothing_control",
     "smoothing_of",
     "spread",
@@ -46,6 +48,7 @@ __all__ = [
 ]
 
 WIDTHS = tuple(float(digit * 10**power) for power in range(9) for digit in (1, 2, 5))  # of averages, in steps
+AXES = ("epoch", "seconds", "samples")  # scalars that can be on the horizontal axis instead of the step
 SOLID_GREY = 15  # the style number of a solid grey line
 MARKS = 32  # the largest number of crosses, or of rings, side by side
 Drawn = tuple[str, Curve, np.ndarray, int]  # legend name, curve, x of its points, style number
@@ -65,9 +68,9 @@ def held(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def scalar_names(runs: Iterable[Run]) -> tuple[str, ...]:
-    """Return the names of the scalars of all runs, "loss" first, without "learning_rate", "epoch" and "seconds"."""
+    """Return the names of the scalars of all runs, "loss" first, without "learning_rate" and those of `AXES`."""
     lengths = {name: len(series) for run in runs for name, series in run.scalars.items() if len(series)}
-    for name in ("learning_rate", "epoch", "seconds"):
+    for name in ("learning_rate", *AXES):
         lengths.pop(name, None)
     return tuple(sorted(lengths, key=lambda name: name != "loss"))
 
@@ -152,12 +155,23 @@ def over_steps(curves: Mapping[str, Curve]) -> list[Drawn]:
     return [(name, curve, middle_steps(curve), i) for i, (name, curve) in enumerate(curves.items())]
 
 
-def rate_panel(drawn: Sequence[Drawn], across: Axis, runs: Sequence[int | None] = ()) -> Panel:
-    """Return a panel of learning rates as step curves, on which each rate holds until the next one."""
-    lines = []
+def scale_control(scale: str, label: str = "scale") -> Control:
+    """Return the control "scale", which chooses between a logarithmic scale, where values allow it, and a linear one."""
+    scales = ("log", "linear")
+    return Control("scale", label, scales, scales.index(scale), "choice", remote=True)
+
+
+def rate_panel(drawn: Sequence[Drawn], across: Axis, runs: Sequence[int | None] = (), scale: str = "log") -> Panel:
+    """Return a panel of learning rates as step curves, on which each rate holds until the next one.
+
+    A log scale is used only for rates above 0 the largest of which is more than ten times the least.
+    """
+    lines, rates = [], np.concatenate([curve.mean[np.isfinite(curve.mean)] for _, curve, _, _ in drawn])
     for (legend, curve, x, style), run in zip(drawn, [*runs, *[None] * (len(drawn) - len(runs))], strict=True):
         lines.append(Line(*held(x, drawable(curve.mean)), name=legend, style=style, marker=len(curve.first) == 1, run=run))
-    return Panel(across, axis_from_zero("learning rate", *(curve.mean for _, curve, _, _ in drawn)), lines)
+    if scale == "log" and rates.size and LEAST <= rates.min() < 0.1 * rates.max() < 0.1 * LARGEST:
+        return Panel(across, Axis.over("learning rate", rates, scale="log", margin=0.06), lines)
+    return Panel(across, axis_from_zero("learning rate", rates), lines)
 
 
 def not_finite(
