@@ -35,6 +35,7 @@ NAMES = {
         "dist_device_async": "tristep.contrib.server:ServerStore",
     },
     "viz": {
+        "Exercises": "tristep.contrib.exercises:Exercises",
         "RaceView": "tristep.contrib.racing.race_view:RaceView",
         "read_run": "tristep.contrib.imported_runs:read_run",
     },

@@ -264,19 +264,14 @@ hints = {
     ),
     3: lambda epochs: f"{epochs} epochs are {epochs * steps_an_epoch} steps; the rate changed after step 168",
 }
-for number, answer in answers.items():
-    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
-    print(f"exercise {number}: {said}")
+exercises = viz.Exercises(is_right, hints, kinds={2: "count"})
+exercises.check(answers)
 
 # %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%
-assert all(is_right[number](answer) for number, answer in {1: 0.015625, 2: 1, 3: 8}.items())
-wrong = {1: (0.5, 16.0), 2: (32, 2), 3: (12, 168)}
-for number, others in wrong.items():
-    assert not any(is_right[number](answer) for answer in others)
-    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
+exercises.prove({1: 0.015625, 2: 1, 3: 8}, wrong={1: (0.5, 16.0), 2: (32, 2), 3: (12, 168)})
 assert torch.allclose(unit.weight, expected)
 assert loss_after < loss_before
 assert "backward" in stale

@@ -419,18 +419,14 @@ hints = {
         else "the averages begin with 0.5 of the gradient and 0.1 of its square: which quotient is the step?"
     ),
 }
-for number, answer in answers.items():
-    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
-    print(f"exercise {number}: {said}")
+exercises = viz.Exercises(is_right, hints)
+exercises.check(answers)
 
 # %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%
-wrong = {1: (0.01, 0.5), 2: (0.04, 0.2), 3: (0.3, 0.9), 4: (0.5, 5.0)}
-for number, others in wrong.items():
-    assert not any(is_right[number](answer) for answer in others)
-    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
+exercises.prove({1: 0.04, 2: 0.072, 3: 0.669, 4: 1.58}, wrong={1: (0.01, 0.5), 2: (0.04, 0.2), 3: (0.3, 0.9), 4: (0.5, 5.0)})
 for rate, path in zip(few_rates, descents, strict=True):
     assert abs(path[1] / path[0] - [1 - rate, 1 - 100 * rate]).max() < 1e-4
 assert [round(math.log(1000) / math.log((k + 1) / (k - 1)) + 0.5) for k in needed] == list(needed.values())
@@ -444,7 +440,6 @@ assert 3.5 < np.nanmin(fewest[0]) / np.nanmin(fewest) < 5
 assert abs(slope.updates + 0.1).max() < 1e-5
 assert uncorrected.argmax() == 11
 assert abs(uncorrected[[0, 11]] / 0.1 - [3.16, 6.57]).max() < 0.01
-assert all(is_right[number](answer) for number, answer in {1: 0.04, 2: 0.072, 3: 0.669, 4: 1.58}.items())
 assert rates_of["sgd"] == rates_of["momentum"] < rates_of["lion"] < rates_of["adam"]
 reached = {tuple(path[-1].round().tolist()) for path in himmelblau.trajectories.paths[:, 0, 0]}
 assert len(reached) == 2  # minima

@@ -323,9 +323,8 @@ hints = {
         f"update {n} has {mine(n):.4g} instead of {rate:.4g}" for n, rate in asked.items() if not np.isclose(mine(n), rate)
     ),
 }
-for number, answer in answers.items():
-    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
-    print(f"exercise {number}: {said}")
+exercises = viz.Exercises(is_right, hints, kinds={1: "count", 2: "count", 3: "function"})
+exercises.check(answers)
 
 # %% [markdown]
 # What this notebook has said, once more as checks.
@@ -334,12 +333,10 @@ for number, answer in answers.items():
 assert all(abs(level / (rate / batch / (2 - rate)) - 1) < 0.03 for (rate, batch), level in floors.items())
 assert all(abs(spread[t] * t - 1) < 0.1 for t in (1, 10, 100, 1000))
 assert all(abs(size * noise[size] / noise[16] / 16 - 1) < 0.15 for size in noise)
-solutions = {1: 64, 2: 250, 3: lambda n: 0.01 * n if n < 10 else 0.1 * 0.5 ** max(0, (n - 51) // 50)}
-assert all(is_right[number](answer) for number, answer in solutions.items())
-wrong = {1: (32, 128), 2: (100, 500), 3: (lambda n: 0.1, lambda n: 0.01 * n)}
-for number, others in wrong.items():
-    assert not any(is_right[number](answer) for answer in others)
-    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
+exercises.prove(
+    {1: 64, 2: 250, 3: lambda n: 0.01 * n if n < 10 else 0.1 * 0.5 ** max(0, (n - 51) // 50)},
+    wrong={1: (32, 128), 2: (100, 500), 3: (lambda n: 0.1, lambda n: 0.01 * n)},
+)
 assert final["constant"] > 3 * max(final[name] for name in ("multi-factor", "cosine, warm-up", "1-cycle"))
 assert accuracies["cosine, warm-up"] > accuracies["constant"]
 rates = recorders["1-cycle"].run.scalars["learning_rate"].curve().mean

@@ -313,7 +313,7 @@ def diverges(rate):
 
 is_right = {
     1: lambda rate: abs(last_step({"learning_rate": rate}) / last_step({"momentum": 0.9, "learning_rate": 0.05}) - 1) < 0.02,
-    2: lambda step: lengths[1, step - 2] < lengths[1, -1] / 2 <= lengths[1, step - 1],
+    2: lambda step: 2 <= step <= lengths.shape[1] and lengths[1, step - 2] < lengths[1, -1] / 2 <= lengths[1, step - 1],
     3: lambda rate: diverges(1.02 * rate) and not diverges(0.98 * rate),
 }
 hints = {
@@ -332,9 +332,8 @@ hints = {
         else "larger rates do not diverge either: without momentum the limit would be 2 / 3.9 = 0.51"
     ),
 }
-for number, answer in answers.items():
-    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
-    print(f"exercise {number}: {said}")
+exercises = viz.Exercises(is_right, hints, kinds={2: "count"})
+exercises.check(answers)
 
 # %% [markdown]
 # What this notebook has said, once more as checks.
@@ -347,11 +346,7 @@ assert 0.8 < curvatures[1.6][-1] / (2 / 1.6) < 1.2
 assert losses_at[1.6][-1] < losses_at[1.6][0] / 10
 for momentum, each in zip((0.9, 0.97), lengths, strict=True):
     assert abs(each - (1 - momentum ** np.arange(1, 201)) / (1 - momentum)).max() < 1e-3
-assert all(is_right[number](answer) for number, answer in {1: 0.5, 2: 23, 3: 0.97}.items())
-wrong = {1: (0.05, 0.1), 2: (10, 40), 3: (0.51, 2.0)}
-for number, others in wrong.items():
-    assert not any(is_right[number](answer) for answer in others)
-    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
+exercises.prove({1: 0.5, 2: 23, 3: 0.97}, wrong={1: (0.05, 0.1), 2: (10, 40), 3: (0.51, 2.0)})
 assert same == {"a Trainer": True, "torch.optim": True}
 assert set(found.suggestions) == {"valley", "slide", "minimum", "steep"}
 assert accuracies["suggested"] > accuracies["too small"] > accuracies["too large"]

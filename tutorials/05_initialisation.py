@@ -323,19 +323,14 @@ hints = {
         else f"behind {layers - 1} layers it is {0.5 ** (layers - 1):.2g}, below a thousandth already"
     ),
 }
-for number, answer in answers.items():
-    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
-    print(f"exercise {number}: {said}")
+exercises = viz.Exercises(is_right, hints, kinds={3: "count"})
+exercises.check(answers)
 
 # %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%
-assert all(is_right[number](answer) for number, answer in {1: 0.0192, 2: 0.01, 3: 10}.items())
-wrong = {1: (0.01, 0.02), 2: (0.02, 0.04), 3: (9, 12)}
-for number, others in wrong.items():
-    assert not any(is_right[number](answer) for answer in others)
-    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
+exercises.prove({1: 0.0192, 2: 0.01, 3: 10}, wrong={1: (0.01, 0.02), 2: (0.02, 0.04), 3: (9, 12)})
 assert all(0.6 < way / theory < 1.5 for theory, *ways in measured.values() for way in ways)
 assert forward["Zero"][0] == back["Zero"][0] == 0
 assert forward["Xavier"][-2] < 1e-4 * forward["MSRAPrelu (He)"][-2] < 1e-4 * forward["Normal(0.2)"][-2]

@@ -345,9 +345,8 @@ hints = {
         else "longer: (1 - beta) / (1 + beta) is the mean square, so take its root"
     ),
 }
-for number, answer in answers.items():
-    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
-    print(f"exercise {number}: {said}")
+exercises = viz.Exercises(is_right, hints)
+exercises.check(answers)
 
 # %% [markdown]
 # What this notebook has said, once more as checks.
@@ -362,11 +361,7 @@ def measured(name, quantity):
 assert all(abs(ratio[0, i] / foretold[name] - 1) < 0.05 for name, i in place.items())
 assert abs(measured_alone / noise_alone - 1) < 0.03
 assert (measured("spike", "update_ratio")[-1] < 0.8 * measured("healthy", "update_ratio")[-1])[list(place.values())].all()
-assert all(is_right[number](answer) for number, answer in {1: 0.055, 2: 0.000036, 3: 0.071}.items())
-wrong = {1: (0.032, 0.002), 2: (0.001, 0.002), 3: (0.005, 0.1)}
-for number, others in wrong.items():
-    assert not any(is_right[number](answer) for answer in others)
-    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
+exercises.prove({1: 0.055, 2: 0.000036, 3: 0.071}, wrong={1: (0.032, 0.002), 2: (0.001, 0.002), 3: (0.005, 0.1)})
 row = healthy.parameters.index
 assert accuracy > 0.9
 assert is_above[:40].all()

@@ -392,9 +392,8 @@ hints = {
         else "a byte for each of the two states, and a float32 for every 128 of these bytes"
     ),
 }
-for number, answer in answers.items():
-    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
-    print(f"exercise {number}: {said}")
+exercises = viz.Exercises(is_right, hints, kinds={1: "function"})
+exercises.check(answers)
 
 # %% [markdown]
 # What this notebook has said, once more as checks.
@@ -417,11 +416,7 @@ class SignOfMean(tristep.optimizer.RuleOptimizer):
         super().__init__(learning_rate=learning_rate, **others)
 
 
-assert all(is_right[number](answer) for number, answer in {1: SignOfMean, 2: 0.447, 3: 2.06}.items())
-wrong = {2: (0.5, 0.25), 3: (2, 8)}
-for number, others in wrong.items():
-    assert not any(is_right[number](answer) for answer in others)
-    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
+exercises.prove({1: SignOfMean, 2: 0.447, 3: 2.06}, wrong={2: (0.5, 0.25), 3: (2, 8)})
 assert all(abs(progress[s][0] / (s / (s**2 + 1) ** 0.5) - 1) < 0.1 for s in progress)
 assert progress[0.1][1] < progress[0.1][0] / 2
 assert max(differences) < 1e-6

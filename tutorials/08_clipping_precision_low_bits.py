@@ -453,19 +453,14 @@ hints = {
         else "clip_norm looks at all elements together: it multiplies each by the same number, 1.5 over the norm"
     ),
 }
-for number, answer in answers.items():
-    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
-    print(f"exercise {number}: {said}")
+exercises = viz.Exercises(is_right, hints, kinds={4: "number"})
+exercises.check(answers)
 
 # %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%
-assert all(is_right[number](answer) for number, answer in {1: 1 / 64, 2: 2**6, 3: 12, 4: 1}.items())
-wrong = {1: (1 / 256, 1 / 8), 2: (2**4, 2**10), 3: (8, 14), 4: (2, 1.5)}
-for number, others in wrong.items():
-    assert not any(is_right[number](answer) for answer in others)
-    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
+exercises.prove({1: 1 / 64, 2: 2**6, 3: 12, 4: 1}, wrong={1: (1 / 256, 1 / 8), 2: (2**4, 2**10), 3: (8, 14), 4: (2, 1.5)})
 assert abs(1 - unchanged["stochastic"] - 0.128) < 0.01
 assert torch.equal(steps["plain"], gradient)
 assert torch.equal(steps["clip_gradient=2"], torch.tensor([2.0, 2.0]))

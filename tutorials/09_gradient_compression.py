@@ -315,19 +315,14 @@ hints = {
     ),
     3: lambda count: f"that is {8 * count / 1e6:.3g} bits for each parameter",
 }
-for number, answer in answers.items():
-    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
-    print(f"exercise {number}: {said}")
+exercises = viz.Exercises(is_right, hints, kinds={1: "count", 2: "number", 3: "count"})
+exercises.check(answers)
 
 # %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%
-assert all(is_right[number](answer) for number, answer in {1: 17, 2: 3.0, 3: 250000}.items())
-wrong = {1: (16, 20), 2: (0.3, 8.0), 3: (4_000_000, 500_000)}
-for number, others in wrong.items():
-    assert not any(is_right[number](answer) for answer in others)
-    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
+exercises.prove({1: 17, 2: 3.0, 3: 250000}, wrong={1: (16, 20), 2: (0.3, 8.0), 3: (4_000_000, 500_000)})
 assert torch.allclose(total + residual, 6 * gradient, atol=1e-6)
 ends = {name: sum(losses[-20:]) / 20 for name, losses in as_mxnet.items()}
 assert ends["2bit, 0.5"] < min(ends["2bit, 0.05"], ends["2bit, 5"])

@@ -330,19 +330,14 @@ hints = {
         else f"that is {count / 0.4976:.2g} times the gradients; a ring sends fewer than 2 times"
     ),
 }
-for number, answer in answers.items():
-    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
-    print(f"exercise {number}: {said}")
+exercises = viz.Exercises(is_right, hints, kinds={1: "count"})
+exercises.check(answers)
 
 # %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%
-assert all(is_right[number](answer) for number, answer in {1: 4, 2: 0.1244, 3: 0.87}.items())
-wrong = {1: (64, 1), 2: (0.995, 0.06), 3: (0.5, 1.0)}
-for number, others in wrong.items():
-    assert not any(is_right[number](answer) for answer in others)
-    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
+exercises.prove({1: 4, 2: 0.1244, 3: 0.87}, wrong={1: (64, 1), 2: (0.995, 0.06), 3: (0.5, 1.0)})
 assert apart == 0
 assert max(furthest(alone, copies[0]), furthest(alone, each[0])) < 1e-4
 assert all(abs(a - b) < 1e-4 for a, b in zip(*losses.values(), strict=True))

@@ -322,19 +322,14 @@ hints = {
         else "n is the mean of inputs and outputs, 64, and a root is taken of all"
     ),
 }
-for number, answer in answers.items():
-    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
-    print(f"exercise {number}: {said}")
+exercises = viz.Exercises(is_right, hints, kinds={2: "count"})
+exercises.check(answers)
 
 # %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%
-assert all(is_right[number](answer) for number, answer in {1: 0.00505, 2: 3, 3: 0.187}.items())
-wrong = {1: (0.005, 0.01), 2: (1, 2), 3: (0.035, 1.5)}
-for number, others in wrong.items():
-    assert not any(is_right[number](answer) for answer in others)
-    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
+exercises.prove({1: 0.00505, 2: 3, 3: 0.187}, wrong={1: (0.005, 0.01), 2: (1, 2), 3: (0.035, 1.5)})
 assert biases_start_at_zero
 assert rates == [schedule(n) for n in range(1, 221)]
 assert accuracy > 0.85

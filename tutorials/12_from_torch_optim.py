@@ -352,19 +352,14 @@ hints = {
         else f"that is 0.2 / {0.2 / rate:.3g}: see div_factor"
     ),
 }
-for number, answer in answers.items():
-    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
-    print(f"exercise {number}: {said}")
+exercises = viz.Exercises(is_right, hints, kinds={1: "number", 2: "number"})
+exercises.check(answers)
 
 # %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%
-assert all(is_right[number](answer) for number, answer in {1: 1.998, 2: 1.898, 3: 0.008}.items())
-wrong = {1: (2, 1.98), 2: (1.9, 1.5), 3: (0.2, 0.02)}
-for number, others in wrong.items():
-    assert not any(is_right[number](answer) for answer in others)
-    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
+exercises.prove({1: 1.998, 2: 1.898, 3: 0.008}, wrong={1: (2, 1.98), 2: (1.9, 1.5), 3: (0.2, 0.02)})
 assert all(max(curve) < 1e-4 for curve in differences.values())
 assert all(sum(curve[-20:]) < 0.8 * sum(curve[:20]) for curve in losses.values())
 assert list(dict.fromkeys(used)) == ["torch", "tristep"]

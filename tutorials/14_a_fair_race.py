@@ -231,19 +231,14 @@ hints = {
         else f"100 steps of 1 s are 100 s; 80 steps of 1.5 s are not {100 * ratio:.3g} s"
     ),
 }
-for number, answer in answers.items():
-    said = "open" if answer is None else "right" if is_right[number](answer) else f"not yet: {hints[number](answer)}"
-    print(f"exercise {number}: {said}")
+exercises = viz.Exercises(is_right, hints)
+exercises.check(answers)
 
 # %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%
-assert all(is_right[number](answer) for number, answer in {1: 42, 2: 2.0, 3: 1.2}.items())
-wrong = {1: (44, 41), 2: (2.25, 3.0), 3: (0.8, 2.3)}
-for number, others in wrong.items():
-    assert not any(is_right[number](answer) for answer in others)
-    assert len({hints[number](answer) for answer in others}) == len(others)  # each hint is about its answer
+exercises.prove({1: 42, 2: 2.0, 3: 1.2}, wrong={1: (44, 41), 2: (2.25, 3.0), 3: (0.8, 2.3)})
 adam, sign, sgd = (found.compare(name) for name in found.names)
 assert adam.reached == sign.reached == sgd.reached == 5
 assert 1 < sign.low < sign.ratio < sgd.ratio

@@ -78,6 +78,7 @@ from .views import (
 )
 
 if TYPE_CHECKING:
+    from ..contrib.exercises import Exercises
     from ..contrib.imported_runs import read_run
     from ..contrib.racing.race_view import RaceView
     from .render.matplotlib import Figure, draw
@@ -93,6 +94,7 @@ __all__ = [
     "Control",
     "Curve",
     "Dashboard",
+    "Exercises",
     "Figure",
     "FrameBudget",
     "Function",
