@@ -15,8 +15,8 @@
 #
 # Several workers that train one model send each other their gradients at every step, and on a slow link they wait for that.
 # This notebook shows how training changes when less is sent: 2 bits or 1 bit for each number as in MXNet, signs, 8-bit
-# integers, or only the largest ones. It shows why what is not sent must be kept and sent later, and on which links
-# compression can pay.
+# integers, or only the largest ones. It shows what each of these codes loses of a gradient, why what is not sent must be
+# kept and sent later, and on which links compression can pay.
 
 # %%
 import torch
@@ -65,6 +65,68 @@ for step in range(1, 7):
 # The first number is sent in about three steps of five, so on average what is sent is right: at every moment the sum of all
 # that was sent and the residual are the sum of all gradients. The second number is larger than the threshold. It can never
 # be sent as fast as it comes, and its residual grows: the threshold must not be smaller than gradients usually are.
+#
+# ## What each code loses
+#
+# There are other codes. "int8" has 255 values, evenly spaced up to the largest number of a block. "sign" sends signs, and
+# one size for all numbers of a block. "1bit" sends +1 or -1. "topk" sends the largest numbers exactly, here five of a
+# hundred, and nothing of the others.
+#
+# In the picture a gradient of a hundred numbers is sorted by size: the grey area. Dots are what is sent, in the upper
+# row in a single step. The lower row has the same gradient ten times in a row, and the dots are a tenth of all that has been
+# sent: what a code has left over in a step has had nine more chances.
+#
+# *Guess:* which of the five is wrong by more than the whole gradient in a single step, and yet nearly right over ten?
+#
+# <details><summary>Answer</summary>
+#
+# "1bit": most numbers are much smaller than 1, and it sends 1. The residual then has the other sign and is larger
+# than the next gradient, so that the number is taken back: over ten steps it comes out nearly right.
+#
+# </details>
+
+# %%
+codes = {
+    "int8": {"type": "int8"},
+    "2bit": {"type": "2bit", "threshold": 0.5},
+    "sign": {"type": "sign"},
+    "1bit": {"type": "1bit", "threshold": 0.0},
+    "topk 5%": {"type": "topk", "ratio": 0.05},
+}
+hundred = 0.4 * torch.randn(100, generator=torch.Generator().manual_seed(0)).sort(descending=True).values
+
+
+def sent_of(values, compression, steps):
+    """The mean of what is sent of these values over some steps."""
+    reduce, total = kvstore.CompressedAllReduce(compression, len(values)), torch.zeros(len(values))
+    for _ in range(steps):
+        bucket = values.clone()
+        reduce.start(bucket).wait()
+        total += bucket
+    return total / steps
+
+
+dots = {(name, steps): sent_of(hundred, code, steps) for name, code in codes.items() for steps in (1, 10)}
+lost = {key: ((each - hundred).square().sum() / hundred.square().sum()).item() for key, each in dots.items()}
+for name in codes:
+    print(f"{name:<8} lost of the gradient's square: {lost[name, 1]:8.2%} in one step, {lost[name, 10]:7.2%} over ten")
+
+figure = viz.Figure(9.5, 4.2)
+figure.set_layout_engine("constrained")
+for steps, row in zip((1, 10), figure.subplots(2, 5, sharex=True, sharey=True), strict=True):
+    for name, axes in zip(codes, row, strict=True):
+        axes.fill_between(range(100), hundred, color=GRID, linewidth=0)
+        axes.plot(dots[name, steps], ".", color=COLOURS[0], markersize=3)
+        axes.set_title(f"{name}: {lost[name, steps]:.2%} lost", fontsize=9)
+        axes.set(xticks=[])
+        quieten(axes)
+    row[0].set_ylabel("sent in one step" if steps == 1 else "mean of ten steps")
+figure
+
+# %% [markdown]
+# With "int8" the dots lie on the edge of the grey area. "2bit" has three levels at first; over ten steps what is smaller
+# than the threshold comes out nearly right, and what is larger is cut off at it. "sign" has the right signs and one size at
+# first. With "topk" the numbers in the middle are still waiting after ten steps: the large ones come first, again and again.
 #
 # ## As in MXNet
 #
@@ -236,8 +298,8 @@ figure
 # %% [markdown]
 # ## Does it pay on your link?
 #
-# Sending less saves time on the wire and costs time to compress. The table in docs/scaling.md says what a rank sends for
-# each parameter. Divided by the bandwidth of a link, that is the time on the wire, here of 124.4 million parameters on 8
+# Sending less saves time on the wire and costs time to compress. The documentation's page on scaling says what a rank sends
+# for each parameter. Divided by the bandwidth of a link, that is the time on the wire, here of 124.4 million parameters on 8
 # GPUs. Bandwidths are nominal, from data sheets; none of the times below was measured. Communication hides behind backward;
 # let that take 27 ms.
 
@@ -258,8 +320,6 @@ for link, times in wire.items():
 #     trainer = tristep.Trainer(
 #         net, "sgd", {...}, kvstore="dist_sync", update_on_kvstore=False, compression_params={"type": "int8"}
 #     )
-#
-# docs/scaling.md has more.
 #
 # Here all workers were played by one process. How do several really share a training, and does it stay the same training?
 # That is tutorial 10.

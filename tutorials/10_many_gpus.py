@@ -15,9 +15,10 @@
 # same training?
 #
 # Training on several devices means that each sees a part of every batch, and that all end with the same weights. This
-# notebook does it in one process with several copies of a model, then in several processes that torchrun starts, and checks
-# that each way gives the weights that one device with the whole batch would give. The devices are CPUs that stand in for
-# GPUs, so it runs anywhere and shows no speed; what real ones send and store is counted at the end.
+# notebook first does it by hand, with four copies of a network: gradients are added up, sent around a ring, and the
+# optimizer is cut into four. Then tristep does the same, in one process and in two. Each way must give the weights that one
+# device with the whole batch would give. The devices are CPUs that stand in for GPUs, so it runs anywhere, needs no file
+# beside it, and shows no speed; what real GPUs send and store is counted at the end.
 
 # %%
 import os
@@ -71,7 +72,125 @@ for batch in batches:
     losses["one device"].append(loss.item() / len(batch))
 
 # %% [markdown]
-# ## Four devices in one process
+# ## The idea: gradients of parts add up
+#
+# The loss of a batch is a sum over its images, so its gradient is the sum of the gradients of its parts. Four devices with a
+# copy of the network each can therefore take a quarter of the batch each. If they add up their gradients before the step,
+# all four make the step that one device would have made with the whole batch.
+#
+# *Guess:* what becomes of the four copies if they do not add up anything, and each goes on with its own quarters?
+#
+# <details><summary>Answer</summary>
+#
+# They drift apart from the first step on, and end as four networks, each trained on a quarter of the images it would have
+# seen. Their gradients differ a little at each step, and nothing brings them together again.
+#
+# </details>
+
+
+# %%
+def furthest(net, other):
+    """The largest difference between two models' weights."""
+    pairs = zip(net.parameters(), other.parameters(), strict=True)
+    return max((a - b).abs().max().item() for a, b in pairs)
+
+
+def train_by_hand(add_up):
+    """The four copies after training, and how far they were apart after each step."""
+    nets = [network() for _ in range(4)]
+    trainers = [tristep.Trainer(net, "sgd", OPTIMIZER) for net in nets]
+    spread = []
+    for batch in batches:
+        for net, trainer, part in zip(nets, trainers, batch.chunk(4), strict=True):
+            trainer.zero_grad()
+            cross_entropy(net(images[part]), labels[part], reduction="sum").backward()
+        if add_up:
+            for same in zip(*(net.parameters() for net in nets), strict=True):
+                total = sum(parameter.grad for parameter in same)
+                for parameter in same:
+                    parameter.grad.copy_(total)
+        for trainer in trainers:
+            trainer.step(batch_size=len(batch) if add_up else len(batch) // 4)
+        spread.append(max(furthest(nets[0], other) for other in nets[1:]))
+    return nets, spread
+
+
+added, spread_added = train_by_hand(add_up=True)
+_, spread_alone = train_by_hand(add_up=False)
+print(f"gradients added up: the copies are {spread_added[-1]} apart, and {furthest(alone, added[0]):.1e} from one device")
+print(
+    f"each by itself: the copies are {spread_alone[0]:.2g} apart after 1 step, {spread_alone[-1]:.2g} after {len(batches)}"
+)
+
+# %% [markdown]
+# ## A ring adds up
+#
+# How do $n$ devices add up vectors, so that nobody has to collect them all? Each cuts its vector into $n$ chunks. In round
+# after round each sends one chunk to its right-hand neighbour, which adds it to its own. After $n - 1$ rounds each has the
+# complete sum of one chunk. In another $n - 1$ rounds the complete chunks go around once more, and all have all of them. A
+# chunk is an $n$-th of the vector, so each device sends $2 (n - 1) / n$ vectors, and all wires are used all the time.
+#
+# *Guess:* how much more does each device send with 400 devices than with 4?
+#
+# <details><summary>Answer</summary>
+#
+# A third more: $2 \cdot 399 / 400 = 1.995$ vectors and not $2 \cdot 3 / 4 = 1.5$. That is why rings are used: what a device
+# sends hardly depends on how many there are.
+#
+# </details>
+
+
+# %%
+def ring(vectors):
+    """What each device has after a ring, and how many numbers each has sent."""
+    n = len(vectors)
+    chunks, sent = [[chunk.clone() for chunk in vector.chunk(n)] for vector in vectors], [0] * n
+    for turn in range(2 * (n - 1)):
+        adding = turn < n - 1
+        leaving = [(k - turn) % n for k in range(n)]
+        moving = [chunks[k][number].clone() for k, number in enumerate(leaving)]  # all send at the same time
+        for k, (number, chunk) in enumerate(zip(leaving, moving, strict=True)):
+            right = chunks[(k + 1) % n]
+            right[number] = right[number] + chunk if adding else chunk
+            sent[k] += len(chunk)
+    return [torch.cat(each) for each in chunks], sent
+
+
+vectors = [torch.randn(1000, generator=torch.Generator().manual_seed(k)) for k in range(4)]
+sums, numbers = ring(vectors)
+from_sum = max((each - sum(vectors)).abs().max().item() for each in sums)
+print(f"each has the sum, but for {from_sum:.0e}; each has sent {numbers} numbers, {numbers[0] / 1000} vectors")
+
+# %% [markdown]
+# ## The optimizer in four parts
+#
+# In the middle of the ring each device has the sum of one chunk only. It may update the weights of this chunk right there,
+# and send these around in place of the sums. Then each needs the optimizer's states of its own chunk only: with Adam a
+# quarter of two numbers for each weight. This is the idea of ZeRO-1 (Rajbhandari et al. 2020). By hand, with SGD's momentum
+# in four parts:
+
+# %%
+copy = network()
+weights = nn.utils.parameters_to_vector(copy.parameters()).detach()
+momenta = [torch.zeros(len(chunk)) for chunk in weights.chunk(4)]  # each device has one of them
+for batch in batches:
+    nn.utils.vector_to_parameters(weights, copy.parameters())
+    gradients = []
+    for part in batch.chunk(4):  # each device the gradient of its part
+        loss = cross_entropy(copy(images[part]), labels[part], reduction="sum")
+        own = torch.autograd.grad(loss, list(copy.parameters()))
+        gradients.append(torch.cat([gradient.flatten() for gradient in own]).chunk(4))
+    chunks = []
+    for k, chunk in enumerate(weights.chunk(4)):  # device k gets all gradients of chunk k, and updates it
+        momenta[k] = 0.9 * momenta[k] - 0.1 * sum(own[k] for own in gradients) / len(batch)
+        chunks.append(chunk + momenta[k])
+    weights = torch.cat(chunks)  # handed out to all
+nn.utils.vector_to_parameters(weights, copy.parameters())
+print("numbers of the momentum on each device:", [len(momentum) for momentum in momenta], "of", len(weights))
+print(f"furthest weight from one device: {furthest(alone, copy):.1e}")
+
+# %% [markdown]
+# ## The same with tristep, in one process
 #
 # As in Gluon: `replicate` makes a copy of the model for each device, `split_and_load` cuts a batch into parts and moves each
 # to its device, and the trainer is given all copies. `step` takes the size of the whole batch, for the store adds gradients
@@ -106,12 +225,6 @@ def train_copies(**store):
     return nets, losses
 
 
-def furthest(net, other):
-    """The largest difference between two models' weights."""
-    pairs = zip(net.parameters(), other.parameters(), strict=True)
-    return max((a - b).abs().max().item() for a, b in pairs)
-
-
 copies, losses["four copies"] = train_copies(kvstore="device", update_on_kvstore=True)
 each, _ = train_copies(kvstore="device", update_on_kvstore=False)
 apart = max(furthest(copies[0], other) for other in copies[1:])
@@ -125,36 +238,17 @@ viz.plot_training(losses, title="The same training, twice")
 # The copies are the same to the last bit. From one device they differ by rounding, since sums of four parts are added up in
 # another order. `update_on_kvstore` says who updates: the store once, with one momentum, or each copy for itself, with four.
 #
-# ## Two processes
+# ## Several processes
 #
-# With more than a few devices each gets a process of its own, which torchrun starts and gives a number. The repository has a
-# script for it, `several_processes.py`, next to this notebook. Compared with a script for one process three things are new:
-# a store that reaches over processes, each process's own part of a batch, and its own device.
+# With more than a few devices each gets a process of its own, which torchrun starts and gives a number. Compared with a
+# script for one process three things are new: a store that reaches over processes, each process's own part of a batch, and
+# its own device.
 #
 #     store = tristep.kvstore.create("dist_sync")
 #     trainer = tristep.Trainer(net, "adam", {...}, kvstore=store)
 #     own = batch[store.rank :: store.num_workers]
-
-
-# %%
-def torchrun(*arguments):
-    """What two processes print that torchrun starts, on CPUs."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    return done.stdout
-
-
-if Path("several_processes.py").exists():
-    printed = torchrun("several_processes.py", "--epochs", "2")
-else:
-    printed = "several_processes.py is not next to this notebook; it is in the repository's folder tutorials"
-print(printed)
-
-# %% [markdown]
-# ## Four ways to share the work
+#
+# There are four ways to share the work:
 #
 # | | what a process keeps | in the script |
 # |---|---|---|
@@ -227,7 +321,11 @@ with tempfile.TemporaryDirectory() as folder:
     Path(script).write_text(SCRIPT)
     given = {"start": network().state_dict(), "optimizer": OPTIMIZER, "batches": batches, "images": images, "labels": labels}
     torch.save(given, task)
-    torchrun(script, task, result)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script, task, result]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
     ways, held = torch.load(result)
 
 for rank, (own, whole) in enumerate(held):
@@ -243,9 +341,9 @@ for way, weights in ways.items():
 # %% [markdown]
 # ## What GPUs would send and store
 #
-# This is Adam on 124.4 million parameters in float32, on 8 GPUs; nothing is run. A ring sends seven eighths of what is
-# gathered or summed. An all-reduce takes two rings, and so does ZeRO-1; FSDP takes three, as it gathers the weights twice.
-# docs/scaling.md has the bytes with compressed gradients.
+# This is Adam on 124.4 million parameters in float32, on 8 GPUs; nothing is run. Once around a ring, each sends seven
+# eighths of what is gathered or summed. An all-reduce goes around twice, and so does ZeRO-1; FSDP goes around three times,
+# as it gathers the weights twice. The documentation's page on scaling has the bytes with compressed gradients.
 
 # %%
 whole, gpus = 4 * 124.4e6 / 1e9, 8  # GB of the weights
@@ -275,8 +373,8 @@ figure
 # ## On real GPUs
 #
 # Nothing changes but names of devices: `["cuda:0", "cuda:1", ...]` in one process; `torch.device("cuda", LOCAL_RANK)` and
-# the backend `nccl`, which the stores choose by themselves, in several. docs/scaling.md says how to start on more machines
-# than one, and when compressed gradients pay.
+# the backend `nccl`, which the stores choose by themselves, in several. The page on scaling says how to start on more
+# machines than one, and when compressed gradients pay.
 #
 # `replicate`, `split_and_load`, `kvstore`, `update_on_kvstore`: these words are Gluon's. What does a script become that was
 # written for Gluon itself? Tutorial 11 takes one apart.
@@ -341,7 +439,13 @@ exercises.prove({1: 4, 2: 0.1244, 3: 0.87}, wrong={1: (64, 1), 2: (0.995, 0.06),
 assert apart == 0
 assert max(furthest(alone, copies[0]), furthest(alone, each[0])) < 1e-4
 assert all(abs(a - b) < 1e-4 for a, b in zip(*losses.values(), strict=True))
-assert not Path("several_processes.py").exists() or "weights of all processes are the same bits: True" in printed
+assert max(spread_added) == 0
+assert furthest(alone, added[0]) < 1e-4
+assert 0 < spread_alone[0] < spread_alone[-1] / 10
+assert from_sum < 1e-5
+assert numbers == [1500] * 4  # 2 (4 - 1) / 4 vectors
+assert [len(momentum) for momentum in momenta] == [1203, 1203, 1203, 1201]
+assert furthest(alone, copy) < 1e-4
 assert held == [(2405, 4810), (2405, 4810)]
 assert max(distances.values()) < 1e-4
 assert sum(stored["FSDP"]) < sum(stored["ZeRO-1"]) < sum(stored["all-reduce"])

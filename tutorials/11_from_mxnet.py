@@ -14,10 +14,10 @@
 # Tutorial 10 used words of Gluon. What do they mean, and does a script that was written for Gluon keep its numbers?
 #
 # Gluon was the training interface of Apache MXNet, which has been retired. Its `Trainer` decided a few things otherwise than
-# PyTorch: what a step divides by, where weight decay goes in, what the learning rate multiplies, from where a schedule counts,
-# who updates the weights. So two optimizers of the same name give different numbers. If you have never seen MXNet, you
-# learn here where to look for such differences; each is computed in NumPy, next to what tristep and PyTorch do. If you have a
-# script for Gluon, it is ported at the end. Nothing but this notebook is needed, and no MXNet.
+# PyTorch: what a step divides by, where weight decay goes in, what the learning rate multiplies, from where a schedule
+# counts, who updates the weights. So two optimizers of the same name give different numbers. If you have never seen MXNet,
+# you learn here where to look for such differences; each is computed in NumPy, next to what tristep and PyTorch do. If you
+# have a script for Gluon, it is ported at the end. Nothing but this notebook is needed, and no MXNet.
 
 # %%
 import tempfile
@@ -176,8 +176,8 @@ figure
 # $$\text{MXNet:} \quad \eta\, \frac{\sqrt{1 - \beta_2^t}}{1 - \beta_1^t}\, \frac{m}{\sqrt{v} + \epsilon} \qquad\qquad
 # \text{PyTorch:} \quad \frac{\eta}{1 - \beta_1^t}\, \frac{m}{\sqrt{v / (1 - \beta_2^t)} + \epsilon}$$
 #
-# MXNet's $\epsilon$ is therefore divided by $\sqrt{1 - \beta_2^t}$, a 32nd at the first step. That matters where gradients are
-# as small as $\epsilon = 10^{-8}$, and nowhere else.
+# So at the first step MXNet's $\epsilon$ counts $1 / \sqrt{0.001} = 32$ times as much. One sees it where gradients are tiny,
+# as $\epsilon$ is $10^{-8}$, and nowhere else.
 
 # %%
 first_steps = {}
@@ -290,8 +290,8 @@ except tristep.UpdateOnKVStoreError as error:
 #
 # <details><summary>Answer</summary>
 #
-# By less than one in 100,000: the numbers below have six digits, and float32 about seven. The tests of tristep compare all of
-# its optimizers with recordings like these.
+# By less than one in 100,000: the numbers below have six digits, and float32 about seven. The tests of tristep compare
+# MXNet's other optimizers with recordings like these, too.
 #
 # </details>
 
@@ -304,7 +304,7 @@ RECORDED = {  # from MXNet 1.9.1: arguments, the weight at first, gradients, and
         [-1.19533, -1.20193, -1.2429, -1.27918, -1.31842, -1.33497, -1.33557, -1.38477, -1.45162, -1.52249],
     ),
     "adam": (
-        {"lr_scheduler": {"max_update": 25, "base_lr": 0.05, "final_lr": 0.002, "warmup_steps": 3, "warmup_begin_lr": 0.005}},
+        {"max_update": 25, "base_lr": 0.05, "final_lr": 0.002, "warmup_steps": 3, "warmup_begin_lr": 0.005},  # of a cosine
         0.6347842,
         [-0.391392, -1.25182, -0.802601, 0.690421, -0.174856, -0.0897671, 0.021095, -0.500291, -0.751158, -0.962808],
         [0.654784, 0.686639, 0.733318, 0.756171, 0.777866, 0.797405, 0.813591, 0.832869, 0.85574, 0.881256],
@@ -347,8 +347,8 @@ def ftrl(w, g, state, t):
 
 weights, apart = {}, {}
 for (name, (arguments, start, gradients, recorded)), rule in zip(RECORDED.items(), (sgd, adam, ftrl), strict=True):
-    if "lr_scheduler" in arguments:
-        arguments = {"lr_scheduler": lr_scheduler.CosineScheduler(**arguments["lr_scheduler"])}
+    if name == "adam":
+        arguments = {"learning_rate": 0.05, "lr_scheduler": lr_scheduler.CosineScheduler(**arguments)}
     weight, w, state = nn.Parameter(torch.tensor([start])), start, {}
     trainer = tristep.Trainer([weight], name, arguments)
     weights[name] = {"MXNet": recorded, "NumPy": [], "tristep": []}
