@@ -268,6 +268,33 @@ exercises = viz.Exercises(is_right, hints, kinds={2: "count"})
 exercises.check(answers)
 
 # %% [markdown]
+# ## Open exercises
+#
+# There is nothing to type here. Change a cell as it says, predict what you will see, run it, and look. The last cell checks
+# the notebook as it came.
+#
+# - In the cell of "A training to watch" that defines `train`, take out `trainer.zero_grad()`, and run it and the cells after
+#   it. Does the loss fall faster, more slowly, or not at all?
+#
+# <details><summary>What one sees</summary>
+#
+# A warning says that gradients are added to those of the step before. The loss falls faster at first, since the sum of all
+# gradients so far pulls like a momentum that forgets nothing. For the same reason nothing ever brakes: the loss turns
+# around, and ends higher than it was at the start.
+#
+# </details>
+#
+# - In "Another learning rate", let the rate fall at once: `if n == 21`. Where does the loss end, compared with the picture
+#   as it is?
+#
+# <details><summary>What one sees</summary>
+#
+# About four times as high, near 0.4: with a tenth of the rate the network goes a tenth as far in each of the remaining 231
+# steps. A rate should fall when the large one no longer helps, and not before.
+#
+# </details>
+
+# %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%

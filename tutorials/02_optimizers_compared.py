@@ -423,6 +423,32 @@ exercises = viz.Exercises(is_right, hints)
 exercises.check(answers)
 
 # %% [markdown]
+# ## Open exercises
+#
+# There is nothing to type here. Change a cell as it says, predict what you will see, run it, and look. The last cell checks
+# the notebook as it came.
+#
+# - In "How large may a rate be?", put 0.02 in place of 0.021 in `few_rates`: exactly $2 / L$. What does $y$ do?
+#
+# <details><summary>What one sees</summary>
+#
+# A step multiplies $y$ by exactly $1 - 100 \cdot 0.02 = -1$. It jumps from 1 to -1 and back for ever: it neither converges
+# nor diverges.
+#
+# </details>
+#
+# - In the cell that follows `playground`, change the slope from `"3 * x + y"` to `"300 * x + 100 * y"`, and then to `"3e-9 *
+#   x + 1e-9 * y"`. What becomes of Adam's updates?
+#
+# <details><summary>What one sees</summary>
+#
+# With the first nothing changes: Adam divides a gradient by its own size. With the second they are a hundred times shorter
+# at first: the root of the average square is smaller than $\epsilon = 10^{-8}$, so that $\epsilon$ alone divides. It depends
+# on the unit of the loss whether $\epsilon$ matters.
+#
+# </details>
+
+# %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%

@@ -84,7 +84,7 @@ viz.ScheduleView(advanced, UPDATES)
 # ## Your own, in three lines
 #
 # Anything that can be called with a number of updates is a schedule. `sequence` joins schedules, and each counts from its
-# own start. The picture has a log scale, on which a rate that is always multiplied by the same factor is a straight line.
+# own start. The picture has a log scale, on which each halving is the same way down: the teeth of the saw are all alike.
 
 
 # %%
@@ -159,9 +159,23 @@ for t in (1, 10, 100, 1000):
 # %% [markdown]
 # ## What they do to a training
 #
-# A network learns 1,347 images of handwritten digits by SGD with momentum. The batches are small, 16 images, so the
-# gradients are noisy. Start and batches are always the same; only the schedule differs. Two trainings have a constant rate,
-# the largest one of the schedules and a quarter of that. A `Recorder` notes loss and rate of each update.
+# A network is no bowl, but the two halves of the derivation should show in it: a constant rate has a floor that is
+# proportional to the rate, and what is above a floor comes down soon after the rate does. A network learns 1,347 images of
+# handwritten digits by SGD with momentum. The batches are small, 16 images, so the gradients are noisy. Start and batches
+# are always the same; only the schedule differs. Two trainings have a constant rate, the largest one of the schedules and a
+# quarter of that. A `Recorder` notes loss and rate of each update.
+#
+# The losses of single batches jump about: that is the noise. The strong lines are means of the last 50 losses. So a line
+# tells of a change of the rate with a delay, and has seen the last of the old losses 50 updates after it.
+#
+# *Guess:* where do the lines of the two constant rates end, 0.2 and 0.05, one compared with the other?
+#
+# <details><summary>Answer</summary>
+#
+# The larger rate ends some three or four times as high. Its rate is four times as large, and in a bowl so would be
+# its floor.
+#
+# </details>
 
 # %%
 images, labels = (torch.tensor(array) for array in load_digits(return_X_y=True))
@@ -206,14 +220,33 @@ for name, schedule in compared.items():
 viz.LossView(recorders.values(), smoothing=50)
 
 # %% [markdown]
-# At a rate that stays large the loss stays high: it is at its floor, and steps of that length jump over what is narrow.
-# It falls as soon as the rate does, and one sees it at the steps of multi-factor and in the last third of WSD. The small
-# constant rate needs no schedule to come down, but somebody must have known it.
+# Here are the strong lines as numbers. The last column is no training loss: it is about images that none of them has seen.
 
 # %%
-final = {name: recorder.run.scalars["loss"].curve().mean[-84:].mean() for name, recorder in recorders.items()}
+losses = {name: recorder.run.scalars["loss"].recent()[1] for name, recorder in recorders.items()}
+
+
+def line(name, update):
+    """The strong line at an update: the mean of the 50 losses up to it."""
+    return losses[name][update - 50 : update].mean()
+
+
+print("                     the line at update")
+print(f"{'':<16}", *(f"{update:>7}" for update in (200, 300, 460, 660)), "  test accuracy")
 for name in compared:
-    print(f"{name:<16} mean loss of the last epoch {final[name]:.4f}   test accuracy {accuracies[name]:.1%}")
+    print(f"{name:<16}", *(f"{line(name, n):7.3f}" for n in (200, 300, 460, 660)), f"{accuracies[name]:15.1%}")
+
+# %% [markdown]
+# - **constant** comes down for 200 updates and then no further: from there to the end its line goes up and down
+#   around 0.25. It is at its floor.
+# - **small constant** is above it at update 50, and ends at less than half of it. It needs no schedule for that, but
+#   somebody must have known the rate.
+# - **multi-factor** has the same losses as *constant* up to update 200, where its rate falls to three tenths. A hundred
+#   updates later its line is at less than half of the other.
+# - **WSD** is as high as *constant* at update 460, where its rate begins to fall. In the 200 updates after that its line
+#   falls by more than half, and it ends below the small constant rate.
+# - **multi-factor**, **cosine** and **1-cycle** end lowest. All three have less than an eighth of their largest rate for the
+#   last hundred updates. Which of them is the best, one start cannot say.
 
 # %% [markdown]
 # ## The schedule of a training that is under way
@@ -327,6 +360,34 @@ exercises = viz.Exercises(is_right, hints, kinds={1: "count", 2: "count", 3: "fu
 exercises.check(answers)
 
 # %% [markdown]
+# ## Open exercises
+#
+# There is nothing to type here. Change a cell as it says, predict what you will see, run it, and look. The last cell checks
+# the notebook as it came.
+#
+# - In "What they do to a training", add `"inverse root": advanced["inverse root"]` to `compared`. Its last rate, 0.06, is
+#   larger than that of *small constant*. Which of the two lines ends lower?
+#
+# <details><summary>What one sees</summary>
+#
+# The inverse root, with us at 0.03, as low as multi-factor. Its rate was larger in the first half, which brought it on, and
+# fell all the time. What a rate was before counts as well as what it is at the end.
+#
+# </details>
+#
+# - In the same section make batches four times as large, and train for as many updates: `split(64)` and `range(32)`. The
+#   floor of *constant* should fall to a quarter. Does it?
+#
+# <details><summary>What one sees</summary>
+#
+# It falls by far more, with us to 0.006, and below the cosine's. In 30 epochs the network learns all training images by
+# heart. Then the gradient of *each* image is nearly zero, and with it the noise: $\sigma^2$ is no constant, as it was in the
+# bowl. A network that can fit all of its data needs no schedule to come down. It says nothing about images that it has not
+# seen.
+#
+# </details>
+
+# %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%
@@ -337,7 +398,20 @@ exercises.prove(
     {1: 64, 2: 250, 3: lambda n: 0.01 * n if n < 10 else 0.1 * 0.5 ** max(0, (n - 51) // 50)},
     wrong={1: (32, 128), 2: (100, 500), 3: (lambda n: 0.1, lambda n: 0.01 * n)},
 )
-assert final["constant"] > 3 * max(final[name] for name in ("multi-factor", "cosine, warm-up", "1-cycle"))
+assert all(abs(saw(n + 170) / saw(n) - 0.5) < 1e-9 for n in range(1, 490))
+assert (losses["constant"][:200] == losses["multi-factor"][:200]).all()
+assert 0.6 < losses["constant"][200:430].mean() / losses["constant"][430:].mean() < 1.6
+assert all(0.1 < line("constant", n) < 0.5 for n in range(200, UPDATES + 1))
+assert line("small constant", 50) > line("constant", 50)
+assert 2 < losses["constant"][-84:].mean() / losses["small constant"][-84:].mean() < 6
+assert line("small constant", 660) < line("constant", 660) / 2
+assert line("multi-factor", 300) < line("constant", 300) / 2
+assert line("WSD", 460) > line("constant", 460) / 2
+assert line("WSD", 660) < line("WSD", 460) / 2
+assert line("WSD", 660) < line("small constant", 660)
+lowest = [line(name, 660) for name in ("multi-factor", "cosine, warm-up", "1-cycle")]
+assert max(lowest) < min(line(name, 660) for name in ("constant", "small constant", "WSD"))
+assert all(compared[name](n) < 0.2 / 8 for name in ("multi-factor", "cosine, warm-up", "1-cycle") for n in range(561, 661))
 assert accuracies["cosine, warm-up"] > accuracies["constant"]
 rates = recorders["1-cycle"].run.scalars["learning_rate"].curve().mean
 assert abs(rates - [advanced["1-cycle"](n) for n in range(1, UPDATES + 1)]).max() < 1e-6

@@ -336,6 +336,30 @@ exercises = viz.Exercises(is_right, hints, kinds={2: "count"})
 exercises.check(answers)
 
 # %% [markdown]
+# ## Open exercises
+#
+# There is nothing to type here. Change a cell as it says, predict what you will see, run it, and look. The last cell checks
+# the notebook as it came.
+#
+# - In "Where the limit comes from", add the rate 0.8. Near which curvature does the network come to live?
+#
+# <details><summary>What one sees</summary>
+#
+# Near $2 / 0.8 = 2.5$, a bit below: with us it rises above 3 and is between 2.1 and 2.4 from update 100 on.
+#
+# </details>
+#
+# - In "A test of rising rates", let the network start at other weights, `torch.manual_seed(1)` to `torch.manual_seed(4)`.
+#   Which of the four suggestions can you rely on?
+#
+# <details><summary>What one sees</summary>
+#
+# The valley hardly moves, from 0.14 to 0.17. The slide is at 0.01 or at 0.15, depending on the start. This is why the valley
+# is asked first.
+#
+# </details>
+
+# %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%

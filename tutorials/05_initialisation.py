@@ -327,6 +327,32 @@ exercises = viz.Exercises(is_right, hints, kinds={3: "count"})
 exercises.check(answers)
 
 # %% [markdown]
+# ## Open exercises
+#
+# There is nothing to type here. Change a cell as it says, predict what you will see, run it, and look. The last cell checks
+# the notebook as it came.
+#
+# - In the dict `inits`, draw from a wider range: `(initializer.Uniform(0.245), 0.245**2 / 3)`. It is the worst of those that
+#   let anything through. Is it still?
+#
+# <details><summary>What one sees</summary>
+#
+# It is as good as He's: $0.245^2 / 3 = 0.02 = 2 / 100$, so its factor is 1. The theory asks for the variance alone, and not
+# for how weights are distributed.
+#
+# </details>
+#
+# - In "Other activations", add `"Uniform(0.07)"` to the names. Which share of its tanh units is close to -1 or 1, and is
+#   that a good sign?
+#
+# <details><summary>What one sees</summary>
+#
+# None, and it is no good sign. The factor is $n v = 0.16$ a layer, and the last layers say next to nothing: look at
+# `mean_squares(tanh["Uniform(0.07)"])`. A start can be too small as well as too large.
+#
+# </details>
+
+# %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%

@@ -349,6 +349,34 @@ exercises = viz.Exercises(is_right, hints)
 exercises.check(answers)
 
 # %% [markdown]
+# ## Open exercises
+#
+# There is nothing to type here. Change a cell as it says, predict what you will see, run it, and look. The last cell checks
+# the notebook as it came.
+#
+# - In "A recorder", train `healthy` with `learning_rate=0.0001`. Where do its lines lie in the `Dashboard`, and has it
+#   learned better for that?
+#
+# <details><summary>What one sees</summary>
+#
+# They begin at a tenth of the ratio, 0.0012, in the middle of the band, and hardly ever leave it. But the loss is at about 2
+# at the end: eight epochs are too few for such a rate. A ratio in the band says that steps are of a usual size, and not that
+# there are enough of them.
+#
+# </details>
+#
+# - In "Four sick networks", start the third layer's bias at -1 in place of -5. What do its rows look like, and what does
+#   `diagnose` say?
+#
+# <details><summary>What one sees</summary>
+#
+# They are grey for some 35 steps, and then get colours: the layers before it learn, their outputs grow, and some of its
+# units speak up. At the end a quarter of the gradients of its weight is not 0. `diagnose` finds nothing wrong: the layer has
+# come alive by itself.
+#
+# </details>
+
+# %% [markdown]
 # What this notebook has said, once more as checks.
 
 

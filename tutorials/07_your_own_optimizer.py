@@ -396,6 +396,31 @@ exercises = viz.Exercises(is_right, hints, kinds={1: "function"})
 exercises.check(answers)
 
 # %% [markdown]
+# ## Open exercises
+#
+# There is nothing to type here. Change a cell as it says, predict what you will see, run it, and look. The last cell checks
+# the notebook as it came.
+#
+# - In the rule `grams`, replace `sign(g)` by `sign(mean)`. Which optimizer is that?
+#
+# <details><summary>What one sees</summary>
+#
+# Adam: $\text{sign}(\hat m)\, |\hat m| = \hat m$. In "What the formula promises" both columns become the same, but for
+# rounding.
+#
+# </details>
+#
+# - In "What is refused", write the number itself in `with_a_number_from_outside`: `return w - 0.1 * g, state`. Is it
+#   refused, too?
+#
+# <details><summary>What one sees</summary>
+#
+# No: `None` is printed for it. A number in the text is the same on all engines. A name of the notebook could change its
+# value after the rule has been compiled, and the kernel would not notice.
+#
+# </details>
+
+# %% [markdown]
 # What this notebook has said, once more as checks.
 
 

@@ -457,6 +457,32 @@ exercises = viz.Exercises(is_right, hints, kinds={4: "number"})
 exercises.check(answers)
 
 # %% [markdown]
+# ## Open exercises
+#
+# There is nothing to type here. Change a cell as it says, predict what you will see, run it, and look. The last cell checks
+# the notebook as it came.
+#
+# - In "The loss scale finds its value", set `scale_window=1000`. What does the picture look like?
+#
+# <details><summary>What one sees</summary>
+#
+# A staircase that only goes down: the training is shorter than the window, so that the scale is never doubled. Most of the
+# crosses are still there, as they come from the start, which is too high. Should a scale become too small for some
+# gradients, it would stay so.
+#
+# </details>
+#
+# - In "Weights of 16 bits", let the rate be 0.005. A step is then longer than half of $1/256$. Does the weight that is
+#   rounded to the nearest move now, and as fast as float32?
+#
+# <details><summary>What one sees</summary>
+#
+# It moves, but by $1/256 = 0.0039$ a step and not by 0.005: each step is rounded to the nearest number that there is. After
+# 50 steps it is at 0.80 instead of 0.75. Stochastic rounding is right on average.
+#
+# </details>
+
+# %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%

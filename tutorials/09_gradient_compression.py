@@ -379,6 +379,32 @@ exercises = viz.Exercises(is_right, hints, kinds={1: "count", 2: "number", 3: "c
 exercises.check(answers)
 
 # %% [markdown]
+# ## Open exercises
+#
+# There is nothing to type here. Change a cell as it says, predict what you will see, run it, and look. The last cell checks
+# the notebook as it came.
+#
+# - In "What two bits say", set the threshold to 1. What becomes of the residual of the second number, and when is the first
+#   one sent for the first time?
+#
+# <details><summary>What one sees</summary>
+#
+# No residual is ever larger than 1 now: -0.7 is smaller than the threshold, and is sent in two steps of three. The price is
+# that small numbers wait for longer: 0.3 is sent in step 4, and was in step 2.
+#
+# </details>
+#
+# - In "What each code loses", throw the residuals away: add `"error_feedback": False` to each of `codes`. Which panels of
+#   the lower row change?
+#
+# <details><summary>What one sees</summary>
+#
+# All but that of "int8" become the upper row once more: each step sends the same and loses the same. That of "int8" does,
+# too, but there nobody can see the difference.
+#
+# </details>
+
+# %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%

@@ -118,9 +118,7 @@ def train_by_hand(add_up):
 added, spread_added = train_by_hand(add_up=True)
 _, spread_alone = train_by_hand(add_up=False)
 print(f"gradients added up: the copies are {spread_added[-1]} apart, and {furthest(alone, added[0]):.1e} from one device")
-print(
-    f"each by itself: the copies are {spread_alone[0]:.2g} apart after 1 step, {spread_alone[-1]:.2g} after {len(batches)}"
-)
+print(f"each by itself: they are {spread_alone[0]:.2g} apart after 1 step, {spread_alone[-1]:.2g} after {len(batches)}")
 
 # %% [markdown]
 # ## A ring adds up
@@ -430,6 +428,31 @@ hints = {
 }
 exercises = viz.Exercises(is_right, hints, kinds={1: "count"})
 exercises.check(answers)
+
+# %% [markdown]
+# ## Open exercises
+#
+# There is nothing to type here. Change a cell as it says, predict what you will see, run it, and look. The last cell checks
+# the notebook as it came.
+#
+# - In `train_copies`, forget that the store adds up, and divide by a copy's part only: `trainer.step(batch_size=len(batch)
+#   // 4)`. Do the copies stay equal? Does it stay the same training?
+#
+# <details><summary>What one sees</summary>
+#
+# The copies stay the same to the bit, but each step is four times as long: it is a training at the rate 0.4, and far from
+# the one device. Here its loss even falls faster. So that the copies agree does not tell that the steps are right.
+#
+# </details>
+#
+# - Take three devices, `devices = ["cpu"] * 3`. How are 64 images cut into three parts?
+#
+# <details><summary>What one sees</summary>
+#
+# Not at all: `split_and_load` raises an error that says so. With `even_split=False` the parts have 22, 21 and 21 images, and
+# since sums are added up and divided once, the training is still the same.
+#
+# </details>
 
 # %% [markdown]
 # What this notebook has said, once more as checks.

@@ -548,6 +548,32 @@ exercises = viz.Exercises(is_right, hints, kinds={2: "count"})
 exercises.check(answers)
 
 # %% [markdown]
+# ## Open exercises
+#
+# There is nothing to type here. Change a cell as it says, predict what you will see, run it, and look. The last cell checks
+# the notebook as it came.
+#
+# - In "A batch is a sum", give one worker the first sample and the other the seven others: `samples[:1], samples[1:]`. Which
+#   of the printed numbers change?
+#
+# <details><summary>What one sees</summary>
+#
+# The mean of the means alone. It is 3.0 now, as the single sample, 1, counts as much as the seven others together. The step
+# of both workers remains 4.5.
+#
+# </details>
+#
+# - In "The rate is inside the momentum", let the rate rise at update 21: 1 in place of 0.01, in both libraries. Whose step
+#   is longer?
+#
+# <details><summary>What one sees</summary>
+#
+# PyTorch's, by a factor of five: it is ten times as long as before at once, 8.9. Gluon's is $0.9 \cdot 0.878 + 1 = 1.8$, and
+# takes some thirty updates to grow to the same length. A warm-up is softer there.
+#
+# </details>
+
+# %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%

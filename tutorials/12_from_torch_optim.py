@@ -356,6 +356,32 @@ exercises = viz.Exercises(is_right, hints, kinds={1: "number", 2: "number"})
 exercises.check(answers)
 
 # %% [markdown]
+# ## Open exercises
+#
+# There is nothing to type here. Change a cell as it says, predict what you will see, run it, and look. The last cell checks
+# the notebook as it came.
+#
+# - In "The same numbers", give tristep a rate that is 1 % larger: `getattr(tristep.optim, name)(groups(nets[1]), **options |
+#   {"lr": 1.01 * options["lr"]})`. How does the picture tell that from rounding?
+#
+# <details><summary>What one sees</summary>
+#
+# At the first update. Rounding begins at $10^{-7}$, and these lines above $10^{-4}$: 1 % of a step, over the largest weight.
+# Both grow from there, so look at the left end of such curves.
+#
+# </details>
+#
+# - In "Changing over in the middle", leave out `optimizer.load_state_dict(saved)`. What do the counts say at the end, and
+#   how far are the weights from torch's?
+#
+# <details><summary>What one sees</summary>
+#
+# 28 in place of 84: each of the three optimizers has begun anew, with averages of zero. The weights are off by about a tenth
+# of the largest one. No error tells it, for an optimizer without a past is a legal one.
+#
+# </details>
+
+# %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%

@@ -252,6 +252,32 @@ exercises = viz.Exercises(is_right, hints, kinds={3: "count"})
 exercises.check(answers)
 
 # %% [markdown]
+# ## Open exercises
+#
+# There is nothing to type here. Change a cell as it says, predict what you will see, run it, and look. The last cell checks
+# the notebook as it came.
+#
+# - In "A matrix before and after", do a single step of the iteration: `COEFFICIENTS["quintic"][:1]`. What becomes of the
+#   small singular values?
+#
+# <details><summary>What one sees</summary>
+#
+# They are multiplied by 3.4, the coefficient $a$, as $x^3$ and $x^5$ are nothing for small $x$. A value of 0.001 is at about
+# a half after five such steps, which is how many there are.
+#
+# </details>
+#
+# - In "NorMuon's rows", let all neurons have gradients of the same size: `strength = torch.ones(96, 1)`. How much is left
+#   for NorMuon to do?
+#
+# <details><summary>What one sees</summary>
+#
+# Little. Muon's shortest row then has about 0.7 of the usual length, and had less than 0.1. NorMuon pays where some neurons
+# get far larger gradients than others.
+#
+# </details>
+
+# %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%

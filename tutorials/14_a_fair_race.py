@@ -235,6 +235,31 @@ exercises = viz.Exercises(is_right, hints)
 exercises.check(answers)
 
 # %% [markdown]
+# ## Open exercises
+#
+# There is nothing to type here. Change a cell as it says, predict what you will see, run it, and look. The last cell checks
+# the notebook as it came.
+#
+# - Look at other targets: 3.8, which is reached early, and 2.4. What are the ratios?
+#
+# <details><summary>What one sees</summary>
+#
+# To 3.8 SGD needs *fewer* steps than Adam, with us 0.86 times as many. To 2.4 there is no ratio, but `nan`, as SGD has not
+# come there from any seed. Whoever may choose the target after the race can choose the winner.
+#
+# </details>
+#
+# - What would two seeds have said? Run `replace(found, losses=found.losses[:, :2], seeds=found.seeds[:2]).compare("sgd")`.
+#   Is the interval wider than that of five?
+#
+# <details><summary>What one sees</summary>
+#
+# It is far narrower, and wrong to be so: the first two ratios happen to be close to each other, and with two seeds that is
+# all there is to see. An interval is worth no more than the seeds behind it.
+#
+# </details>
+
+# %% [markdown]
 # What this notebook has said, once more as checks.
 
 # %%
