@@ -306,7 +306,9 @@ assert (loop.status, len(losses)) == ("finished", 12 * 21)
 assert sgd_accuracy > 0.85
 curves = {run.name: run.scalars["loss"].recent()[1] for run in runs}
 assert curves["adam, after sgd"][:20].mean() < curves["adam"][:20].mean() / 2
+assert curves["adam, after sgd"][:20].mean() < 1.2 * curves["sgd"][-20:].mean()  # it does not jump up
 assert curves["adam, after sgd"][-20:].mean() < curves["sgd"][-20:].mean()
+assert curves["adam"][-20:].mean() < curves["sgd"][-20:].mean()
 assert abs(trainer.learning_rate - 0.003) < 1e-9  # the file had it
 assert recorder.run.scalars["learning_rate"].recent()[1][[0, 167, 168, 251]].round(4).tolist() == [0.5, 0.5, 0.05, 0.05]
 assert by_hand_accuracy > 0.9

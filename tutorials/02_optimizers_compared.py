@@ -467,9 +467,23 @@ assert abs(slope.updates + 0.1).max() < 1e-5
 assert uncorrected.argmax() == 11
 assert abs(uncorrected[[0, 11]] / 0.1 - [3.16, 6.57]).max() < 0.01
 assert rates_of["sgd"] == rates_of["momentum"] < rates_of["lion"] < rates_of["adam"]
+median = sensitivity.found.quartiles[:, :, 1]
+for name, row in zip(sensitivity.found.names, median, strict=True):
+    best_rate = row.argmin()
+    assert np.isfinite(row[best_rate - 1])
+    assert np.isfinite(row[best_rate + 1]) == (name in ("adam", "lion"))  # with the others half of the starts diverge there
+assert (abs(np.diff(ravine.trajectories.paths[:, 0, 0, -20:], axis=1)).max(axis=(1, 2)) > 0.01).all()  # none is at rest
 reached = {tuple(path[-1].round().tolist()) for path in himmelblau.trajectories.paths[:, 0, 0]}
 assert len(reached) == 2  # minima
 assert abs(trace.updates[0] + 0.1 * torch.tensor(trace.gradients[0]).sign().numpy()).max() < 1e-6
 assert set(own.best) == {"sgd", "adam", "short steps"}
 assert all(losses[-1] < losses[0] / 10 for losses in plane.losses.values())
+ends = [path[-1] for path in plane.paths.values()]
+places = [plane.paths["sgd"][0], *ends]  # the start, and where each has ended
+assert min(np.linalg.norm(a - b) for i, a in enumerate(places) for b in places[:i]) > 10
 assert min(scores.values()) > 0.9
+at_the_limit = viz.simulate(bowl, "sgd", (1.0, 1.0), 60, learning_rates=[0.02]).paths[0, 0, 0]
+assert abs(abs(at_the_limit[:, 1]) - 1).max() < 1e-3  # of the open exercises
+adam = {"optimizer": "adam", "learning_rate": 0.1}
+assert abs(viz.trace_updates("300 * x + 100 * y", adam, steps=30).updates + 0.1).max() < 1e-5
+assert 0.0005 < -viz.trace_updates("3e-9 * x + 1e-9 * y", adam, steps=1).updates[0, 0] < 0.002

@@ -89,7 +89,7 @@ print(healthy)
 #
 # Rows are tensors, columns steps, and colours the norm of the gradient, or what you choose above. A click on a row, or the
 # choice of a tensor, shows the history of its histograms below: how large its gradients were, from step to step. In a
-# healthy network colours change slowly, and neighbouring layers look alike.
+# healthy network colours change slowly. The weights of all layers look alike, and so do their biases.
 
 # %%
 viz.TensorHeatmap(healthy)
@@ -218,8 +218,8 @@ for name, sentences in found.items():
     print(f"{name}:", *(sentences or ["nothing looks wrong"]), sep="\n  ")
 
 # %% [markdown]
-# Losses alone do not tell which layer it is, and two of the faults hardly show in them. The runs went through a file on the
-# way to this picture: `save` and `load` keep all that was recorded.
+# Losses alone do not tell which layer it is, and two of the faults hardly show in them: *fast* and *dead* end a little above
+# the healthy run. The runs went through a file on the way to this picture: `save` and `load` keep all that was recorded.
 
 # %%
 runs.save(Path(folder.name, "runs.safetensors"))
@@ -237,10 +237,10 @@ viz.LossView(loaded)
 viz.UpdateRatioView(loaded["fast"])
 
 # %% [markdown]
-# ## dead: dark rows
+# ## dead: grey rows
 #
-# The two rows of the third layer are as dark as it gets: its gradient is zero from the first step to the last. The layers
-# before it learn nevertheless, because signals go around it.
+# The two rows of the third layer are grey, which is no colour of the scale: it marks gradients that are exactly zero, here
+# from the first step to the last. The layers before it learn nevertheless, because signals go around it.
 
 # %%
 viz.TensorHeatmap(loaded["dead"])
@@ -391,6 +391,16 @@ assert abs(measured_alone / noise_alone - 1) < 0.03
 assert (measured("spike", "update_ratio")[-1] < 0.8 * measured("healthy", "update_ratio")[-1])[list(place.values())].all()
 exercises.prove({1: 0.055, 2: 0.000036, 3: 0.071}, wrong={1: (0.032, 0.002), 2: (0.001, 0.002), 3: (0.005, 0.1)})
 row = healthy.parameters.index
+norms = measured("healthy", "gradient_norm")
+for alike in (norms[:, ::2], norms[:, 1::2]):  # weights, biases
+    assert (alike.max(axis=1) < 10 * alike.min(axis=1)).mean() > 0.9
+last_losses = {run.name: run.scalars["loss"].recent()[1][-20:].mean() for run in runs}
+assert last_losses["healthy"] < min(last_losses["fast"], last_losses["dead"])
+assert max(last_losses["fast"], last_losses["dead"]) < 2 * last_losses["healthy"]
+assert abs(measured("fast", "update_ratio")[0, row("first.weight")] / foretold["first.weight"] - 0.1) < 0.01
+biases = [i for i, name in enumerate(healthy.parameters) if name.endswith("bias")]
+assert (measured("spike", "update_ratio")[110] > 2 * measured("healthy", "update_ratio")[110])[biases].all()
+assert not measured("root", "update_ratio").any()
 assert accuracy > 0.9
 assert is_above[:40].all()
 assert is_above.mean() > 0.5

@@ -441,12 +441,18 @@ class SignOfMean(tristep.optimizer.RuleOptimizer):
         super().__init__(learning_rate=learning_rate, **others)
 
 
+def with_a_number_in_it(w, g, state, hyper):
+    return w - 0.1 * g, state
+
+
+assert refusal(with_a_number_in_it) is None  # of the open exercises
 exercises.prove({1: SignOfMean, 2: 0.447, 3: 2.06}, wrong={2: (0.5, 0.25), 3: (2, 8)})
 assert all(abs(progress[s][0] / (s / (s**2 + 1) ** 0.5) - 1) < 0.1 for s in progress)
 assert progress[0.1][1] < progress[0.1][0] / 2
 assert max(differences) < 1e-6
 assert all((weights - first_steps["eager"]).abs().max() < 1e-4 for weights in first_steps.values())
 assert grams_accuracy > 0.9
+assert adam_run.scalars["loss"].recent()[1][-20:].mean() < grams_run.scalars["loss"].recent()[1][-20:].mean()
 assert min(optioned_accuracy, averaged_accuracy) > 0.9
 assert states["mean"].dtype == states["var"].dtype == torch.uint8
 assert states["mean"].nbytes == 64 * 128 * (1 + 4 / 128)

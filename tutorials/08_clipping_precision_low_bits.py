@@ -15,7 +15,7 @@
 #
 # Numbers in a computer have an end, and this notebook shows what that means for training: gradients that are too large, too
 # small for float16, or too small to change a weight of 16 bits. For each it shows the option that helps: clipping, a loss
-# scale, other rounding, and derives why it does. At the end the memory of seven ways to store weights and states is counted
+# scale, other rounding, and derives why it does. At the end the memory of six ways to store weights and states is counted
 # in bytes, next to what each has learned.
 
 # %%
@@ -372,7 +372,7 @@ figure
 # %% [markdown]
 # Weights of bfloat16 rounded to the nearest number end above all others. The options end near float32, and the last line has
 # a bit more than a third of its bytes. What such a network can tell about larger ones is limited; the repository's
-# `benchmarks/quality.py` measures more of them.
+# benchmarks measure more of them.
 #
 # Weights and states have become small. Gradients that several workers send each other still have 32 bits each: do they need
 # them? Tutorial 9 sends two.
@@ -499,7 +499,14 @@ assert all(scales[n + 1] == scales[n] / 2 for n in skipped if n + 1 < len(scales
 assert all(scales[n + 1] >= scales[n] for n in range(len(scales) - 1) if n not in skipped)
 assert 1 < len(skipped) < 40
 assert all(result[3] > 0.9 for result in mixed.values())
+assert all(abs(sum(result[0][-20:]) / sum(mixed["float32"][0][-20:]) - 1) < 0.2 for result in mixed.values())
 assert set(walks["to the nearest"]) == {1.0}
+coarse = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))  # of the open exercises
+trainer = tristep.Trainer([coarse], "sgd", {"learning_rate": 0.005})
+for _ in range(50):
+    coarse.grad = torch.ones_like(coarse)
+    trainer.step(batch_size=1)
+assert coarse.item() == 1 - 50 / 256
 assert unchanged["to the nearest"] == 1 > unchanged["stochastic"] > 0.8
 assert all(unchanged[name] == 0 for name in ("float32", "remainder"))
 assert "multi_precision=True" in found.pop("to the nearest")[0]

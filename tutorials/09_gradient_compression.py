@@ -410,6 +410,24 @@ exercises.check(answers)
 # %%
 exercises.prove({1: 17, 2: 3.0, 3: 250000}, wrong={1: (16, 20), 2: (0.3, 8.0), 3: (4_000_000, 500_000)})
 assert torch.allclose(total + residual, 6 * gradient, atol=1e-6)
+small = hundred.abs() < 0.5
+assert (dots["int8", 1] - hundred).abs().max() < 0.02
+assert (dots["2bit", 10] - hundred)[small].abs().max() < 0.06
+assert (dots["2bit", 10][~small].abs() == 0.5).all()
+assert len(dots["sign", 1].abs().unique()) == 1
+assert (dots["sign", 1].sign() == hundred.sign()).all()
+assert lost["1bit", 1] > 1 > 20 * lost["1bit", 10]
+assert (dots["topk 5%", 1] != 0).sum() == 5
+assert not dots["topk 5%", 10][hundred.abs().argsort()[:50]].any()
+for name, code in codes.items():  # of the open exercises
+    assert torch.allclose(sent_of(hundred, code | {"error_feedback": False}, 10), dots[name, 1], atol=1e-5)
+reduce, largest = kvstore.CompressedAllReduce({"type": "2bit", "threshold": 1.0}, numel=3), 0.0
+for step in range(1, 7):
+    bucket = gradient.clone()
+    reduce.start(bucket).wait()
+    largest = max(largest, reduce.state_dict()["worker"].abs().max().item())
+    assert (bucket[0] != 0) == (step == 4)
+assert largest <= 1
 ends = {name: sum(losses[-20:]) / 20 for name, losses in as_mxnet.items()}
 assert ends["2bit, 0.5"] < min(ends["2bit, 0.05"], ends["2bit, 5"])
 assert abs(kept["int8"] / exact - 1) < 0.01
@@ -417,6 +435,8 @@ assert all(abs(kept[name] - exact) < 0.25 for name in types)
 assert all(dropped[name] > kept[name] + 0.4 for name in ("2bit", "sign", "topk 1%"))
 assert all(size < whole / 3 for size in sent.values())
 assert left_over["int8"][0].abs().mean() < 0.05 * left_over["int8"][1].abs().mean()
+assert 1 / 3 < left_over["2bit"][0].abs().mean() / left_over["2bit"][1].abs().mean() < 3
+assert dropped["1bit"] < exact
 assert left_over["topk 1%"][0].abs().mean() > 3 * left_over["topk 1%"][1].abs().mean()
 assert wire["NVLink"]["all-reduce"] < backward < wire["PCIe 4"]["all-reduce"]
 assert wire["10 Gb/s Ethernet"]["all-reduce"] - wire["10 Gb/s Ethernet"]["int8"] > 10 * backward

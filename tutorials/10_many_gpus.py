@@ -471,4 +471,5 @@ assert [len(momentum) for momentum in momenta] == [1203, 1203, 1203, 1201]
 assert furthest(alone, copy) < 1e-4
 assert held == [(2405, 4810), (2405, 4810)]
 assert max(distances.values()) < 1e-4
+assert [len(part) for part in tristep.split_and_load(images[:64], ["cpu"] * 3, even_split=False)] == [22, 21, 21]
 assert sum(stored["FSDP"]) < sum(stored["ZeRO-1"]) < sum(stored["all-reduce"])

@@ -595,6 +595,9 @@ assert abs(written["as Gluon"][20] - 0.80) < 0.01
 assert abs(written["as PyTorch"][20] - 0.089) < 0.001
 assert written["as Gluon"][30] > 2 * written["as PyTorch"][30]  # ten updates later
 assert abs(written["as Gluon"][49] / written["as PyTorch"][49] - 1) < 0.5  # thirty updates later
+assert np.mean([samples[:1].mean(), samples[1:].mean()]) == 3.0  # of the open exercises
+assert abs((0.9 * written["as Gluon"][19] + 1) - 1.79) < 0.01
+assert abs((0.9 * written["as PyTorch"][19] / 0.1 + 1) - 8.9) < 0.01
 for ours, as_mxnet, theirs, as_torch in first_steps.values():
     assert abs(ours - as_mxnet) < 1e-4
     assert abs(theirs - as_torch) < 1e-4

@@ -227,7 +227,7 @@ print("the same with torch.optim:", scales[torch.optim] == scales[tristep.optim]
 #
 # The next cell times whole steps of AdamW and takes the best of several rounds, in turns, so that all see the same machine.
 # Both have one thread here. The figures are those of the machine on which this notebook was last run, while other programs
-# were running there; `make bench` in the repository measures with more care.
+# were running there; the benchmarks in the repository measure with more care.
 
 # %%
 shapes = {"148 tensors of 512 numbers": [(512,)] * 148, "4 tensors of 500,000": [(500, 1000)] * 4}
@@ -394,6 +394,10 @@ assert counts == [84.0] * 4
 assert largest_difference(alone, moved) < 1e-4
 assert rates[torch.optim] == rates[tristep.optim]
 assert all(abs(a - b) < 1e-3 for a, b in zip(scheduled[torch.optim], scheduled[tristep.optim], strict=True))
+nets = network(), network()  # of the open exercises
+step(nets[0], torch.optim.AdamW(nets[0].parameters(), lr=0.003), batches()[0])
+step(nets[1], tristep.optim.AdamW(nets[1].parameters(), lr=1.01 * 0.003), batches()[0])
+assert largest_difference(*nets) > 1e-4 > 100 * max(curve[0] for curve in differences.values())
 assert scales[torch.optim] == scales[tristep.optim]
 assert min(scales[tristep.optim]) < 2.0**22
 assert isinstance(optimizer, torch.optim.Optimizer)

@@ -287,6 +287,7 @@ products = {row.name: row.products for row in view.found}
 assert 0.4 < bands["quintic"][0] < bands["quintic"][1] < 1.25
 assert 0.8 < bands["polar_express"][0] < bands["polar_express"][1] < 1.15
 assert abs(bands["deepseekv4"][0] - 1) < 0.002
+assert bands["cubic5"][0] < bands["quintic"][0] / 2  # small values
 assert 3 * products["cubic5"] == 2 * products["quintic"] == products["deepseekv4"]
 shares = {name: singular_values(step) for name, (_, step) in runs.items()}
 assert shares["adamw"][16] < 0.1 * shares["adamw"][0]
@@ -296,3 +297,14 @@ assert (smooth["adamw"][:51] < smooth["muon"][:51]).all()  # from update 10 to u
 assert (smooth["adamw"][-30:] > smooth["muon"][-30:]).all()
 assert lengths["normuon"][0] > 0.7
 assert lengths["muon"][0] < 0.3
+matrix = matrices["rank 8 and noise"]  # of the open exercises
+once_more = singular_values(orthogonalized(matrix[None], COEFFICIENTS["quintic"][:1], 1e-7)[0])
+assert abs(once_more[-50:] / singular_values(matrix / matrix.norm())[-50:] - a).max() < 0.1
+weight, alike = nn.Parameter(torch.zeros(96, 32)), torch.randn(96, 32)
+trainer = tristep.Trainer([weight], "muon", {"learning_rate": 0.02})
+for _ in range(40):
+    before = weight.detach().clone()
+    weight.grad = alike + torch.randn(96, 32)
+    trainer.step(1)
+rows = (weight.detach() - before).norm(dim=1)
+assert rows.min() > 0.5 * rows.square().mean().sqrt()

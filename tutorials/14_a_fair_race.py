@@ -268,3 +268,14 @@ adam, sign, sgd = (found.compare(name) for name in found.names)
 assert adam.reached == sign.reached == sgd.reached == 5
 assert 1 < sign.low < sign.ratio < sgd.ratio
 assert sgd.low > 1
+assert at[3.4].ratio < at[2.6].ratio  # quick at first
+finals = found.tuning[found.names.index("sgd"), :, 0, -1]
+diverged = ~(finals < found.losses[:, :, 0].min())  # not below any loss at the start
+assert diverged.sum() == len(finals) / 2
+rates = found.searched[found.names.index("sgd")]["learning_rate"]
+assert found.settings("sgd")["learning_rate"] == rates[~diverged].max() < rates[diverged].min()
+early, late = (replace(found, target=target).compare("sgd") for target in (3.8, 2.4))  # of the open exercises
+assert early.ratio < 1
+assert late.reached == 0
+of_two = replace(found, losses=found.losses[:, :2], seeds=found.seeds[:2]).compare("sgd")
+assert of_two.high / of_two.low < sgd.high / sgd.low
