@@ -472,7 +472,8 @@ for name, row in zip(sensitivity.found.names, median, strict=True):
     best_rate = row.argmin()
     assert np.isfinite(row[best_rate - 1])
     assert np.isfinite(row[best_rate + 1]) == (name in ("adam", "lion"))  # with the others half of the starts diverge there
-assert (abs(np.diff(ravine.trajectories.paths[:, 0, 0, -20:], axis=1)).max(axis=(1, 2)) > 0.01).all()  # none is at rest
+jumping = ravine.trajectories.paths[:, 20, 0, -20:]  # of 41 factors the one in the middle, 1; the last 20 steps
+assert (abs(np.diff(jumping, axis=1)).max(axis=(1, 2)) > 0.01).all()
 reached = {tuple(path[-1].round().tolist()) for path in himmelblau.trajectories.paths[:, 0, 0]}
 assert len(reached) == 2  # minima
 assert abs(trace.updates[0] + 0.1 * torch.tensor(trace.gradients[0]).sign().numpy()).max() < 1e-6

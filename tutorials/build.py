@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -97,18 +98,22 @@ def renew(source: Path) -> nbformat.NotebookNode:
 
 
 def run(source: Path) -> nbformat.NotebookNode:
-    """The tutorial as a notebook that has been run. Raises CellExecutionError where a cell fails."""
+    """The tutorial as a notebook that has been run, in an empty folder: a reader may have nothing but the .ipynb.
+
+    Raises CellExecutionError where a cell fails.
+    """
     notebook = cells(source, repository())
-    client = NotebookClient(
-        notebook,
-        timeout=300,  # seconds for a cell
-        kernel_name="python3",
-        record_timing=False,
-        store_widget_state=False,
-        coalesce_streams=True,  # else the pieces of what a cell prints depend on how fast it does so
-        resources={"metadata": {"path": str(source.parent)}},
-    )
-    client.execute()
+    with tempfile.TemporaryDirectory() as folder:
+        client = NotebookClient(
+            notebook,
+            timeout=300,  # seconds for a cell
+            kernel_name="python3",
+            record_timing=False,
+            store_widget_state=False,
+            coalesce_streams=True,  # else the pieces of what a cell prints depend on how fast it does so
+            resources={"metadata": {"path": folder}},
+        )
+        client.execute()
     for cell in notebook.cells:
         outputs = cell.get("outputs", [])
         for output, after in zip(list(outputs), [*outputs, {}][1:], strict=True):
