@@ -270,8 +270,8 @@ exercises.check(answers)
 # %% [markdown]
 # ## Open exercises
 #
-# There is nothing to type here. Change a cell as it says, predict what you will see, run it, and look. The last cell checks
-# the notebook as it came.
+# There is no number to type here. Each exercise names a cell and a change: predict what you will see, change the cell, run
+# it, and look. The last cell checks the notebook as it came.
 #
 # - In the cell of "A training to watch" that defines `train`, take out `trainer.zero_grad()`, and run it and the cells after
 #   it. Does the loss fall faster, more slowly, or not at all?

@@ -362,8 +362,8 @@ exercises.check(answers)
 # %% [markdown]
 # ## Open exercises
 #
-# There is nothing to type here. Change a cell as it says, predict what you will see, run it, and look. The last cell checks
-# the notebook as it came.
+# There is no number to type here. Each exercise names a cell and a change: predict what you will see, change the cell, run
+# it, and look. The last cell checks the notebook as it came.
 #
 # - In "What they do to a training", add `"inverse root": advanced["inverse root"]` to `compared`. Its last rate, 0.06, is
 #   larger than that of *small constant*. Which of the two lines ends lower?

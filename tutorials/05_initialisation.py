@@ -330,8 +330,8 @@ exercises.check(answers)
 # %% [markdown]
 # ## Open exercises
 #
-# There is nothing to type here. Change a cell as it says, predict what you will see, run it, and look. The last cell checks
-# the notebook as it came.
+# There is no number to type here. Each exercise names a cell and a change: predict what you will see, change the cell, run
+# it, and look. The last cell checks the notebook as it came.
 #
 # - In the dict `inits`, draw from a wider range: `(initializer.Uniform(0.245), 0.245**2 / 3)`. It is the worst of those that
 #   let anything through. Is it still?

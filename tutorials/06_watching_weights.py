@@ -351,8 +351,8 @@ exercises.check(answers)
 # %% [markdown]
 # ## Open exercises
 #
-# There is nothing to type here. Change a cell as it says, predict what you will see, run it, and look. The last cell checks
-# the notebook as it came.
+# There is no number to type here. Each exercise names a cell and a change: predict what you will see, change the cell, run
+# it, and look. The last cell checks the notebook as it came.
 #
 # - In "A recorder", train `healthy` with `learning_rate=0.0001`. Where do its lines lie in the `Dashboard`, and has it
 #   learned better for that?

@@ -550,8 +550,8 @@ exercises.check(answers)
 # %% [markdown]
 # ## Open exercises
 #
-# There is nothing to type here. Change a cell as it says, predict what you will see, run it, and look. The last cell checks
-# the notebook as it came.
+# There is no number to type here. Each exercise names a cell and a change: predict what you will see, change the cell, run
+# it, and look. The last cell checks the notebook as it came.
 #
 # - In "A batch is a sum", give one worker the first sample and the other the seven others: `samples[:1], samples[1:]`. Which
 #   of the printed numbers change?

@@ -358,8 +358,8 @@ exercises.check(answers)
 # %% [markdown]
 # ## Open exercises
 #
-# There is nothing to type here. Change a cell as it says, predict what you will see, run it, and look. The last cell checks
-# the notebook as it came.
+# There is no number to type here. Each exercise names a cell and a change: predict what you will see, change the cell, run
+# it, and look. The last cell checks the notebook as it came.
 #
 # - In "The same numbers", give tristep a rate that is 1 % larger: `getattr(tristep.optim, name)(groups(nets[1]), **options |
 #   {"lr": 1.01 * options["lr"]})`. How does the picture tell that from rounding?
@@ -376,8 +376,8 @@ exercises.check(answers)
 #
 # <details><summary>What one sees</summary>
 #
-# 28 in place of 84: each of the three optimizers has begun anew, with averages of zero. The weights are off by about a tenth
-# of the largest one. No error tells it, for an optimizer without a past is a legal one.
+# 28 in place of 84: each of the three optimizers has begun anew, with averages of zero. The weights are off by more than a
+# tenth of the largest one. No error tells it, for an optimizer without a past is a legal one.
 #
 # </details>
 
