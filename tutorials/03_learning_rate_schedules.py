@@ -371,7 +371,7 @@ exercises.check(answers)
 # <details><summary>What one sees</summary>
 #
 # The inverse root, with us at 0.03, as low as multi-factor. Its rate was larger in the first half, which brought it on, and
-# fell all the time. What a rate was before counts as well as what it is at the end.
+# has come down since. What a rate was before counts as well as what it is at the end.
 #
 # </details>
 #
