@@ -217,7 +217,8 @@ recorders, accuracies = {}, {}
 for name, schedule in compared.items():
     _, recorders[name], accuracies[name] = training(schedule, name=name)
 
-viz.LossView(recorders.values(), smoothing=50)
+picture = viz.LossView(recorders.values(), smoothing=50)
+picture
 
 # %% [markdown]
 # Here are the strong lines as numbers. The last column is no training loss: it is about images that none of them has seen.
@@ -399,6 +400,11 @@ exercises.prove(
     wrong={1: (32, 128), 2: (100, 500), 3: (lambda n: 0.1, lambda n: 0.01 * n)},
 )
 assert all(abs(saw(n + 170) / saw(n) - 0.5) < 1e-9 for n in range(1, 490))
+scene = picture.scene()
+width = next(control.index for control in scene.controls if control.name == "smoothing")
+strong = [layer.y[width] for layer in scene.panels[0].layers if isinstance(layer, viz.Line) and layer.y.ndim == 2]
+for name, drawn in zip(compared, strong, strict=True):
+    assert np.allclose(drawn[49:], [line(name, n) for n in range(50, UPDATES + 1)], rtol=1e-4)
 assert (losses["constant"][:200] == losses["multi-factor"][:200]).all()
 assert 0.6 < losses["constant"][200:430].mean() / losses["constant"][430:].mean() < 1.6
 assert all(0.1 < line("constant", n) < 0.5 for n in range(200, UPDATES + 1))
