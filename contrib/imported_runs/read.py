@@ -1,4 +1,4 @@
-"""Read runs that other programs recorded: CSV, JSON lines, TensorBoard event files."""
+"""Read runs that other programs recorded: CSV, JSON lines, TensorBoard event files, Hugging Face's trainer_state.json."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
-from itertools import accumulate
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,6 +30,7 @@ Rows = Iterator[tuple[int, dict[str, float]]]  # each step, and its numbers by n
 # The argument counts what the reader skips, by reason. None for the numbers: values so far from this step on are void.
 Reader = Callable[[Counter[str]], Iterator[tuple[int, dict[str, float] | None]]]
 
+HUGGING_FACE = "trainer_state.json"
 STEP_NAMES = ("step", "_step", "global_step", "iteration")  # in any case
 MOST_SCALARS, MOST_PARAMETERS = 4096, 1 << 16  # names in a run
 MOST_VALUES = MOST_SCALARS + MOST_PARAMETERS * len(QUANTITIES)  # in a line
@@ -54,7 +55,8 @@ def read_run(
 
     Args:
         path: one of: a .csv file with a header (from Lightning, TensorBoard, W&B, MLflow, ...); a .jsonl file with an object
-            in each line; a TensorBoard event file or a folder of them (needs `tensorboard`); a file of `Run.save`.
+            in each line; a TensorBoard event file or a folder of them (needs `tensorboard`); the trainer_state.json of a
+            Hugging Face `Trainer`, or the folder of its checkpoint; a file of `Run.save`.
         name: the name of the run; None means the name of the file or folder.
         names: new names for names in the file, such as {"train/loss": "loss", "lr": "learning_rate"}. Views know "loss",
             "learning_rate", "epoch", "seconds" and "samples".
@@ -123,12 +125,15 @@ def _readers(path: Path, step: str | None) -> tuple[str, list[tuple[Path, Reader
         return {".csv": "CSV", ".jsonl": "JSON lines"}[path.suffix], [(path, partial(read, path, step))]
     if step is not None:
         raise ValueError(f"step={step!r} is for .csv and .jsonl files: leave it out for {path.name!r}")
+    state = path / HUGGING_FACE if path.is_dir() else path
+    if state.suffix == ".json" and state.is_file():
+        return "Hugging Face", [(state, partial(_hugging_face_rows, state))]
     inside = sorted(path.iterdir(), key=_in_order) if path.is_dir() else [path]
     events = [file for file in inside if ".tfevents." in file.name]
     if not events:
         raise ValueError(
-            f"path={str(path)!r}: must be a .csv, .jsonl or .safetensors file, an event file of TensorBoard, or a folder of "
-            "event files"
+            f"path={str(path)!r}: must be a .csv, .jsonl or .safetensors file, {HUGGING_FACE}, an event file of "
+            "TensorBoard, or a folder of event files"
         )
     return "TensorBoard", [(file, partial(_tensorboard_rows, file)) for file in events]
 
@@ -263,6 +268,23 @@ def _json_rows(path: Path, step: str | None, left: Counter[str]) -> Rows:
             numbers = {key: float(value) for key, value in values.items() if type(value) in (int, float)}
             left.update([NO_NUMBER] * (len(values) - len(numbers)))
             yield number, numbers
+
+
+def _hugging_face_rows(path: Path, left: Counter[str]) -> Rows:
+    """Rows of `log_history`, a list of objects with "step". One step may have several: of training, of evaluation."""
+    if path.stat().st_size > MOST_RECORD:
+        raise ValueError(f"it has more than {MOST_RECORD:,} bytes")
+    state = json.loads(path.read_bytes())
+    history = state.get("log_history") if isinstance(state, dict) else None
+    if not isinstance(history, list) or not all(isinstance(entry, dict) and "step" in entry for entry in history):
+        raise ValueError('it has no list "log_history" of objects with a "step"')
+    for number, entries in groupby(history, key=lambda entry: _step_number(entry["step"])):
+        values: dict[str, float] = {}
+        for entry in entries:
+            numbers = {key: float(value) for key, value in entry.items() if type(value) in (int, float) and key != "step"}
+            left.update([NO_NUMBER] * (len(entry) - 1 - len(numbers)))
+            values = numbers | values
+        yield number, values
 
 
 def _lines(file: IO[str]) -> Iterator[str]:

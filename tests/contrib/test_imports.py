@@ -40,6 +40,35 @@ def test_a_csv_of_lightning(tmp_path):
     assert list(_values(run, "val_loss")) == [0, 100, 200]
 
 
+def test_a_state_of_a_hugging_face_trainer(tmp_path):
+    """Training and evaluation of one step are two entries, and the last has texts of a run's end."""
+    history = [
+        {"loss": 2.5, "grad_norm": 1.25, "learning_rate": 1e-3, "epoch": 0.5, "step": 10},
+        {"loss": 1.5, "grad_norm": float("nan"), "learning_rate": 5e-4, "epoch": 1.0, "step": 20},
+        {"eval_loss": 1.75, "eval_runtime": 0.5, "epoch": 1.0, "step": 20},
+        {"train_loss": 2.0, "train_runtime": 3.0, "epoch": 1.0, "step": 20, "note": "the end"},
+    ]
+    folder = tmp_path / "checkpoint-20"
+    folder.mkdir()
+    pytest.importorskip("transformers").TrainerState(log_history=history, global_step=20).save_to_json(
+        str(folder / "trainer_state.json")
+    )
+    with pytest.warns(UserWarning, match="left out 1 values that are no numbers"):
+        run = read_run(folder)
+    assert (run.name, run.notes["source"]) == ("checkpoint-20", "Hugging Face")
+    assert _values(run) == {10: 2.5, 20: 1.5}
+    assert _values(run, "epoch") == {10: 0.5, 20: 1.0}
+    assert (_values(run, "eval_loss"), _values(run, "train_runtime")) == ({20: 1.75}, {20: 3.0})
+    assert np.isnan(_values(run, "grad_norm")[20])
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"log_history": 3}', '{"log_history": [{"loss": 1.0}]}', "{", '{"log_history": ['])
+def test_another_file_of_json_is_refused(tmp_path, text):
+    (tmp_path / "trainer_state.json").write_text(text)
+    with pytest.raises(ValueError, match="Hugging Face file"):
+        read_run(tmp_path / "trainer_state.json")
+
+
 def test_a_csv_of_pandas_with_another_name_for_the_step(tmp_path):
     pandas = pytest.importorskip("pandas")
     path = tmp_path / "a.csv"

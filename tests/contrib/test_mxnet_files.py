@@ -99,3 +99,63 @@ def test_a_cut_or_lengthened_file_of_arrays_is_refused(file, tmp_path):
         path.write_bytes(data)
         with pytest.raises(ValueError, match="it ends too early"):
             load_mxnet_params(path)
+
+
+def _bfloat16_npy(values):
+    """A .npy of bfloat16 as MXNet 2 writes it: src/serialization/cnpy.cc, `dtype_descr`."""
+    bits = torch.tensor(values, dtype=torch.bfloat16).view(torch.uint16).numpy()
+    return bits.view([("bfloat16", "<u2")])
+
+
+def test_an_npz_of_mxnet_2(tmp_path):
+    arrays = {"arg:0.weight": np.ones((3, 2), np.float32), "aux:scale": np.float64(2.5), "half": _bfloat16_npy([1.5, -2.0])}
+    arrays |= {"order": np.asfortranarray(np.arange(6, dtype=np.int64).reshape(2, 3)), "none": np.zeros((0, 2), np.int8)}
+    arrays |= {"other bytes": np.array([1.5], ">f4")}
+    for save in (np.savez, np.savez_compressed):  # libzip compresses, NumPy does not
+        save(tmp_path / "a.npz", **arrays)
+        found = load_mxnet_params((tmp_path / "a.npz").rename(tmp_path / "a.params"))
+        assert {name: (each.dtype, each.tolist()) for name, each in found.items()} == {
+            "0.weight": (torch.float32, 3 * [[1.0, 1.0]]),
+            "scale": (torch.float64, 2.5),
+            "half": (torch.bfloat16, [1.5, -2.0]),
+            "order": (torch.int64, [[0, 1, 2], [3, 4, 5]]),
+            "none": (torch.int8, []),
+            "other bytes": (torch.float32, [1.5]),
+        }
+        assert found["none"].shape == (0, 2)
+    np.savez(tmp_path / "list.npz", np.ones(2), np.zeros(1))
+    assert list(load_mxnet_params(tmp_path / "list.npz")) == ["0", "1"]
+
+
+def test_a_model_takes_an_npz(tmp_path):
+    arrays = {name.replace("1.weight", "1.gamma"): each for name, each in _model().state_dict().items()}
+    del arrays["1.num_batches_tracked"]
+    np.savez(tmp_path / "model.npz", **arrays)
+    net = _model()
+    load_mxnet_params(tmp_path / "model.npz", net)
+    assert all(torch.equal(net.get_parameter(name), arrays[name]) for name, _ in net.named_parameters() if name in arrays)
+    assert torch.equal(net[1].weight, arrays["1.gamma"])
+
+
+def _zeros(path):
+    np.savez_compressed(path, zeros=np.zeros(1 << 24))  # inflates to a thousand times as much
+
+
+def _pickled(path):
+    np.savez(path, objects=np.array([{}], dtype=object))
+
+
+def _sparse(path):
+    np.savez(path, **{"rows/data": np.ones(2)})
+
+
+def _cut(path):
+    np.savez(path, whole=np.ones(1000))
+    path.write_bytes(path.read_bytes()[:4000] + path.read_bytes()[4100:])
+
+
+@pytest.mark.parametrize("write", [_zeros, _pickled, _sparse, _cut])
+def test_an_npz_that_is_damaged_too_large_or_of_another_kind_is_refused(tmp_path, write):
+    write(tmp_path / "a.npz")
+    with pytest.raises(ValueError, match="not a file of arrays of MXNet"):
+        load_mxnet_params(tmp_path / "a.npz")
