@@ -58,6 +58,7 @@ from .simulate import (
     tune_learning_rates,
 )
 from .views import (
+    ActivationsView,
     Dashboard,
     FrameBudget,
     LossPlaneView,
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FUNCTIONS",
+    "ActivationsView",
     "Arrows",
     "Axis",
     "Band",

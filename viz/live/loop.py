@@ -488,7 +488,7 @@ class LiveLoop:
             snapshot = here if at is None else self.snapshots[at] if isinstance(at, str) else at
             origin = f"{snapshot.run}, step {snapshot.step}"
             old = self.run
-            new = Run(name, old.parameters, old.edges, old.notes | {"branched from": origin}, old.storage)
+            new = Run(name, old.parameters, old.edges, old.notes | {"branched from": origin}, old.storage, old.layers)
             self._restore(snapshot, new, here)
             if rate is not None:
                 self.rate.set(rate)

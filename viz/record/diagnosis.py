@@ -19,6 +19,7 @@ TOO_HIGH, TOO_LOW = 0.1, 1e-7  # the median of these ratios over all tensors
 GROWN, FASTER = 15.0, 5.0  # growth of a weight's norm, and that growth over all tensors' median
 SPIKE, RARE = 10.0, 4.0  # a gradient norm over the median nearby, and over the 95 % quantile nearby
 NEARBY = 50  # points
+SILENT = 0.999  # the share of zeros in a layer's outputs
 STALLED = 0.5  # the share of a tensor's elements with a gradient that do not change, at half of the steps
 FEWEST, FEWEST_TENSORS = 10, 4  # points, and tensors, below which nothing is compared
 MOST = 5  # sentences of one kind
@@ -28,9 +29,9 @@ AT_RANDOM = "stochastic rounding"  # occurs in `Run.storage`
 def diagnose(run: Run) -> list[str]:
     """Return sentences about what looks wrong in a run, the worst first; an empty list for a healthy run.
 
-    They report non-finite gradients and losses, tensors with a gradient of 0, updates that are too large for their weights
-    or are lost in rounding, weights that blow up, spikes of the gradient norm, and losses that rise, never fell, or stand
-    still.
+    They report non-finite gradients and losses, tensors with a gradient of 0, layers with outputs of 0, updates that are too
+    large for their weights or are lost in rounding, weights that blow up, spikes of the gradient norm, and losses that rise,
+    never fell, or stand still.
 
     Args:
         run: the recording, complete or not. Quantities that it lacks are not judged.
@@ -68,6 +69,8 @@ def findings(run: Run) -> list[Finding]:
             curve = series.curve()
             if len(curve.first) >= FEWEST and curve.high.shape[1]:
                 results += judge(run, curve)
+    if run.activations is not None:  # whose tensors are layers, no parameters that a view could select
+        results += [finding._replace(parameter=None) for finding in findings(run.activations)]
     return results + list(_losses(run))
 
 
@@ -181,7 +184,7 @@ def _ratios(run: Run, curve: Curve) -> Iterator[Finding]:
         return
     median = quantiles(typical, (0.5,))[0]  # of all tensors, in each quarter
     with np.errstate(invalid="ignore", divide="ignore"):
-        times = np.where(finite, typical / median[:, None], 0.0)
+        times = np.where(finite & (median[:, None] > 0), typical / median[:, None], 0.0)
     times[~(typical > HIGH_RATIO)] = 0.0
     norms = run.tensors.get("update_norm")
     if norms is not None and len(norms) == len(run.tensors["update_ratio"]):
@@ -320,6 +323,23 @@ def _losses(run: Run) -> Iterator[Finding]:
             yield Finding(words, None, int(steps[since]))
 
 
+def _silent(run: Run, curve: Curve) -> Iterator[Finding]:
+    """Find layers all of whose outputs are 0, as those of ReLUs that no input reaches any more."""
+    zero = curve.low >= SILENT
+    run_of_zeros = np.where(zero.all(axis=0), len(zero), zero[::-1].argmin(axis=0))
+    silent = np.flatnonzero(run_of_zeros >= max(FEWEST, len(zero) // 4))
+    for i in silent[:MOST]:
+        first = int(curve.first[len(zero) - run_of_zeros[i]])
+        share = 100 * float(curve.low[len(zero) - run_of_zeros[i] :, i].min())
+        words = (
+            f"{run.parameters[i]}: {share:.4g} % of its outputs are 0 from step {first:,} to {curve.last[-1]:,}: the layer "
+            "is dead; a lower learning rate or another start keeps it alive"
+        )
+        yield Finding(words, run.parameters[i], first)
+    if len(silent) > MOST:
+        yield Finding(f"{len(silent) - MOST} more layers have outputs of 0")
+
+
 # Which quantities are judged, in this order, if they have enough points.
 JUDGES: tuple[tuple[str, Callable[[Run, Curve], Iterator[Finding]]], ...] = (
     ("gradient_norm", _dead),
@@ -327,4 +347,5 @@ JUDGES: tuple[tuple[str, Callable[[Run, Curve], Iterator[Finding]]], ...] = (
     ("weight_unchanged", _stalls),
     ("weight_norm", _growth),
     ("gradient_norm", _spikes),
+    ("activation_zeros", _silent),
 )

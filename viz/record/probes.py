@@ -92,6 +92,10 @@ class TrainerProbe:
         return repr(living(self.source).optimizer)
 
     @property
+    def every(self) -> int:
+        return self._plain.every
+
+    @property
     def number(self) -> int:
         trainer = self.source()
         return 0 if trainer is None else trainer.optimizer.num_update
@@ -181,7 +185,7 @@ class OptimizerProbe:
     storage: tuple[str, ...] = ()
 
     def __init__(self, optimizer: torch.optim.Optimizer, every: int, module: torch.nn.Module | None = None) -> None:
-        self.source, self._every = weakref.ref(optimizer), integer("every", every, low=1)
+        self.source, self.every = weakref.ref(optimizer), integer("every", every, low=1)
         self.number = 0
         self._rate: float | None = None  # of the last step; a scheduler may already have set the next rate
         params = [param for group in optimizer.param_groups for param in group["params"]]
@@ -216,7 +220,7 @@ class OptimizerProbe:
 
     @torch.no_grad()
     def _begin(self, *_: Any) -> None:
-        if self.number % self._every == 0:
+        if self.number % self.every == 0:
             self._before = {i: shards.local(param.detach()).clone() for i, param in self._living().items()}
 
     @torch.no_grad()

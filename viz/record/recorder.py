@@ -16,6 +16,7 @@ from ...kernels.messages import one_of
 from ...trainer import Trainer
 from ...trainer.optim import shards
 from ...trainer.validation import instance
+from .activations import ActivationProbe
 from .loggers import LOGGED, Loggers
 from .probes import OptimizerProbe, TrainerProbe, living
 from .runs import Run, readable
@@ -50,6 +51,10 @@ class Recorder:
         histogram_every: count histograms at the first step and then at every k-th; such a step costs several times as much.
             None means growing intervals, a sixteenth of the steps so far: 65 histograms in 200 steps, 130 in 10,000.
         weights: single elements to follow: for each parameter name, their indices in the flattened parameter.
+        activations: a module, such as the network: of the output of each of its layers the mean, the deviation and the share
+            of zeros are measured, at the steps at which parameters are, in the last forward pass before the step. Layers are
+            modules without children; functions such as `torch.relu` are none. `ActivationsView` draws them. A forward pass
+            that torch has compiled, or a CUDA graph, is not seen; a warning says so.
         notes: facts about the run as text, by name, for its pictures.
         module: names the parameters of a torch optimizer. None means the names that the optimizer got from
             `named_parameters()`, or else group and index: "0.1" is the second parameter of the first group. Not with a
@@ -90,6 +95,7 @@ class Recorder:
         histograms: Iterable[str] = (),
         histogram_every: int | None = None,
         weights: Mapping[str, Any] | None = None,
+        activations: torch.nn.Module | None = None,
         notes: Mapping[str, str] | None = None,
         module: torch.nn.Module | None = None,
         to: Iterable[Any] = (),
@@ -113,13 +119,20 @@ class Recorder:
                 )
             measuring = OptimizerProbe(source, 16 if every is None else every, module)
         notes = {"optimizer": measuring.described()} | dict(notes or {})
+        layers = None
         try:
             self._watched = _watched(measuring, weights)
+            if activations is not None:
+                instance("activations", activations, torch.nn.Module, "a module, such as the network")
+                layers = ActivationProbe(activations, measuring.every)
             loggers = Loggers(to, log_every, log_quantities)
         except BaseException:
             measuring.close()
+            if layers is not None:
+                layers.close()
             raise
-        self._now = _Recording(Run(name, measuring.names, measuring.edges, notes, measuring.storage), measuring, loggers)
+        run = Run(name, measuring.names, measuring.edges, notes, measuring.storage, () if layers is None else layers.names)
+        self._now = _Recording(run, measuring, layers, loggers)
         self._looked = time.monotonic()
 
     def step(self, *unnamed: float | torch.Tensor, **scalars: float | torch.Tensor) -> None:
@@ -148,6 +161,8 @@ class Recorder:
             watched = self._watched.items()
             self._now.scalars.add(number, {name: _elements(param(), places) for name, (param, places) in watched})
         self._now.measuring.after_step()
+        if self._now.layers is not None:
+            self._now.layers.after_step(number)
         # A run keeps the last `POINTS` steps unchanged; loggers must get a step before it leaves them.
         is_late = bool(self._now.loggers) and number - self._now.sent >= POINTS // 2
         if time.monotonic() - self._looked > SECONDS or self._now.measuring.is_pressed() or is_late:
@@ -199,7 +214,8 @@ class Recorder:
     @property
     def pending(self) -> bool:
         """Whether recorded values are still on their way from the device; `flush` waits for them."""
-        return self._now.scalars.pending or self._now.measuring.pending
+        layers = self._now.layers
+        return self._now.scalars.pending or self._now.measuring.pending or (layers is not None and layers.pending)
 
     def record_into(self, run: Run, last_step: int) -> None:
         """Continue the recording in another run, after the trainer or optimizer has been restored to an earlier state.
@@ -209,14 +225,16 @@ class Recorder:
             last_step: the number of the last update before the restored state.
 
         Raises:
-            ValueError: the run has other parameters or later steps; nothing has changed.
+            ValueError: the run has other parameters, other layers or later steps; nothing has changed.
         """
-        if run.parameters != self._now.run.parameters:
-            raise ValueError(f"run {run.name!r} has other parameters than the one being recorded")
+        if run.parameters != self._now.run.parameters or run.layers != self._now.run.layers:
+            raise ValueError(f"run {run.name!r} has other parameters or layers than the one being recorded")
         if run.last_step is not None and run.last_step > last_step:
             raise ValueError(f"run {run.name!r} reaches to step {run.last_step}: it cannot go on after step {last_step}")
         self.flush()
         self._now.measuring.go_back(last_step)
+        if self._now.layers is not None:
+            self._now.layers.start()
         self._now.loggers.go_back(self._now.run, run, last_step)
         self._now.run, self._now.last, self._now.sent = run, last_step, last_step
 
@@ -261,8 +279,10 @@ class _Recording:
     Loggers have all steps up to `sent`; `scalars` have not arrived in the run, which `record_into` replaces.
     """
 
-    def __init__(self, run: Run, measuring: TrainerProbe | OptimizerProbe, loggers: Loggers) -> None:
-        self.run, self.measuring, self.loggers = run, measuring, loggers
+    def __init__(
+        self, run: Run, measuring: TrainerProbe | OptimizerProbe, layers: ActivationProbe | None, loggers: Loggers
+    ) -> None:
+        self.run, self.measuring, self.layers, self.loggers = run, measuring, layers, loggers
         self.last = self.sent = 0
         self.scalars = ScalarBuffer()
         if loggers:  # functions registered before this one may close them later, at exit
@@ -272,6 +292,7 @@ class _Recording:
         self.scalars.poll(self.run)
         was_pending = self.measuring.pending  # asked before reading: what arrives in between is read the next time
         self.measuring.read_into(self.run)
+        self._read_layers()
         if self.loggers:
             self._send(was_pending)
 
@@ -279,8 +300,15 @@ class _Recording:
         self.scalars.flush(self.run)
         self.measuring.flush()
         self.measuring.read_into(self.run)
+        if self.layers is not None:
+            self.layers.flush()
+        self._read_layers()
         if self.loggers:
             self._send(False)
+
+    def _read_layers(self) -> None:
+        if self.layers is not None and self.run.activations is not None:
+            self.layers.read_into(self.run.activations)
 
     def close(self) -> str:
         """Flush, detach, and close the loggers; return messages about problems, or ""."""
@@ -289,6 +317,8 @@ class _Recording:
             self.flush()
         finally:
             self.measuring.close()
+            if self.layers is not None:
+                self.layers.close()
             problems = self.loggers.close(self.run, self.last)
         return "; ".join(problems)
 

@@ -35,6 +35,8 @@ class Run:
         edges: edges between the bins of the histograms, float64 [n_bins - 1].
         notes: facts about the run as text, by name, such as its optimizer.
         storage: how each parameter is stored, such as "bfloat16 with float32 master"; empty if unknown.
+        activations: a run of the layers' outputs, whose `parameters` are names of layers, and whose `tensors` are
+            "activation_mean", "activation_std" and "activation_zeros", a share; None if they are not recorded.
         version: a counter of changes, by which renderers notice them.
     """
 
@@ -45,6 +47,7 @@ class Run:
         edges: Iterable[float] = (),
         notes: Mapping[str, str] | None = None,
         storage: Iterable[str] = (),
+        layers: Iterable[str] = (),
     ) -> None:
         self.name, self.parameters = readable(str(name)), list(map(readable, parameters))
         self.edges = np.array(list(edges), dtype=np.float64)
@@ -58,6 +61,8 @@ class Run:
         self.tensors: dict[str, Series] = {}
         self.histograms: dict[str, Series] = {}
         self.weights: dict[str, Series] = {}
+        layers = list(layers)
+        self.activations = Run(self.name, layers) if layers else None
         self.version = 0
 
     def add_scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -87,6 +92,11 @@ class Run:
         for name, array in values.items():
             self.weights.setdefault(name, Series(array.shape, np.float32)).append(step, array)
         self.version += 1
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the layers whose outputs are recorded; empty if none are."""
+        return [] if self.activations is None else self.activations.parameters
 
     @property
     def last_step(self) -> int | None:
@@ -189,13 +199,7 @@ class RunSet:
         arrays: dict[str, np.ndarray] = {}
         described = []
         for i, run in enumerate(self):
-            kinds = run._kinds()
-            for kind, members in kinds.items():
-                for k, series in enumerate(members.values()):
-                    arrays |= {f"{i}/{kind}/{k}/{part}": array for part, array in series.to_arrays().items()}
-            names = {kind: list(members) for kind, members in kinds.items()}
-            header = {"name": run.name, "parameters": run.parameters, "edges": run.edges.tolist(), "notes": run.notes}
-            described.append(header | {"storage": run.storage, "series": names})
+            described.append(_header(str(i), run, arrays))
         files.write_arrays("path", path, "runs", {"runs": described}, arrays)
 
     @classmethod
@@ -208,13 +212,30 @@ class RunSet:
         """
         with files.contents("path", path, "a file of runs"):
             about, arrays = files.read_arrays(path, "runs")
-            runs = cls(_run(i, header, arrays) for i, header in enumerate(about["runs"]))
+            runs = cls(_run(str(i), header, arrays) for i, header in enumerate(about["runs"]))
             if arrays:
                 raise ValueError(f"{next(iter(arrays))!r} is of no run")
             return runs
 
 
-def _run(i: int, header: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Run:
+def _header(place: str, run: Run, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Return the header of a run in a file, and add its arrays to `arrays` under names that begin with `place`."""
+    kinds = run._kinds()
+    for kind, members in kinds.items():
+        for k, series in enumerate(members.values()):
+            arrays.update({f"{place}/{kind}/{k}/{part}": array for part, array in series.to_arrays().items()})
+    return {
+        "name": run.name,
+        "parameters": run.parameters,
+        "edges": run.edges.tolist(),
+        "notes": run.notes,
+        "storage": run.storage,
+        "series": {kind: list(members) for kind, members in kinds.items()},
+        "activations": run.activations and _header(f"{place}/activations", run.activations, arrays),
+    }
+
+
+def _run(i: str, header: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Run:
     """Return run `i` of a file from its header, and remove its arrays from `arrays`."""
     texts = [header["name"], *header["parameters"], *header["notes"].values(), *header["storage"]]
     if not all(isinstance(text, str) for text in texts) or not isinstance(header["parameters"], list):
@@ -229,4 +250,6 @@ def _run(i: int, header: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Ru
             if not isinstance(name, str) or name in run._kinds()[kind]:
                 raise ValueError(f"a name of {kind} of run {i} is {name!r}")
             run._kinds()[kind][name] = Series.from_arrays(state)
+    if header.get("activations") is not None:
+        run.activations = _run(f"{i}/activations", header["activations"], arrays)
     return run

@@ -1,5 +1,6 @@
 """Views: interactive pictures of runs, optimizers, schedules and sweeps."""
 
+from .activations import ActivationsView
 from .budget import FrameBudget
 from .curves import plot_training
 from .dashboard import Dashboard
@@ -17,6 +18,7 @@ from .view import View
 from .weights import UpdateRatioView, WeightsView
 
 __all__ = [
+    "ActivationsView",
     "Dashboard",
     "FrameBudget",
     "LRFinderView",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,6 +32,12 @@ QUANTITIES = {
     "gradient_zeros": (False, "share of zeros in the gradient"),
     "weight_unchanged": (False, "share of weights that did not change"),
 }
+OF_LAYERS = {
+    "activation_zeros": (False, "share of zeros in the outputs"),
+    "activation_mean": (False, "mean of the outputs"),
+    "activation_std": (True, "deviation of the outputs"),
+}
+_ALL = QUANTITIES | OF_LAYERS
 
 
 class TensorHeatmap(RunView):
@@ -55,28 +61,31 @@ class TensorHeatmap(RunView):
         ValueError: `runs` is empty, its runs have different tensors, or `quantity` is unknown.
     """
 
+    quantities: ClassVar[Mapping[str, tuple[bool, str]]] = QUANTITIES
+    row_is, heading = "tensor", "Tensors over steps"
+
     def __init__(self, runs: Runs, quantity: str = "gradient_norm", **settings: Any) -> None:
-        self.quantity = choice("quantity", quantity, QUANTITIES)
+        self.quantity = choice("quantity", quantity, self.quantities)
         super().__init__(runs, **settings)
         if other := next((run for run in self.runs if list(run.parameters) != list(self.run.parameters)), None):
             raise ValueError(
-                f"runs: {other.name!r} has other tensors than {self.run.name!r}, so that no row would be the same"
+                f"runs: {other.name!r} has other {self.row_is}s than {self.run.name!r}, so that no row would be the same"
             )
 
     def scene(self) -> Scene:
         rows = Rows(self.run)
-        runs = [run for run in self.runs if any(len(run.tensors.get(name, ())) for name in QUANTITIES)]
-        quantities = [name for name in QUANTITIES if runs and all(len(run.tensors.get(name, ())) for run in runs)]
+        runs = [run for run in self.runs if any(len(run.tensors.get(name, ())) for name in self.quantities)]
+        quantities = [name for name in self.quantities if runs and all(len(run.tensors.get(name, ())) for run in runs)]
         if not quantities:
-            return self.said(empty_scene("no tensors recorded yet"))
+            return self.said(empty_scene(f"no {self.row_is}s recorded yet"))
         first = quantities.index(self.quantity) if self.quantity in quantities else 0
         heats, bar = heat_panels(runs, rows, quantities)
-        words = [QUANTITIES[name][1] for name in quantities]
+        words = [_ALL[name][1] for name in quantities]
         controls = [Control("quantity", "colours", words, first, "choice")] if bar is not None else []
-        controls.append(Control("layer", "tensor", rows.choices, 0, "choice"))
+        controls.append(Control("layer", self.row_is, rows.choices, 0, "choice"))
         kinds = histogram_control(runs)
         controls += kinds
-        details = [kept_histograms(self._kept, run, rows, kinds) or norm_panel(run, rows) for run in runs]
+        details = [self._detail(run, rows, kinds) for run in runs]
         upper, lower, n = min(max(2.8, 0.17 * len(rows.names) + 0.8), 4.2), 2.6 if any(details) else 0.0, len(runs)
         above = int(bar is not None)  # rows: the colour bars stand above the maps, which leaves these the width
         panels = list[Panel]()
@@ -100,13 +109,17 @@ class TensorHeatmap(RunView):
         heights = [upper, *([lower] if lower else [])]
         scene = Scene(
             panels,
-            self.title("Tensors over steps"),
+            self.title(self.heading),
             controls,
             width=9.0 if n == 1 else 11.0,
             height=(upper + lower + 0.1) * (1.0 if n == 1 else 1.25),
             heights=[0.2, *heights] if bar is not None else heights,
         )
         return self.said(scene)
+
+    def _detail(self, run: Run, rows: Rows, kinds: Sequence[Control]) -> Panel | None:
+        """Return the panel of the selected row."""
+        return kept_histograms(self._kept, run, rows, kinds) or norm_panel(run, rows)
 
 
 def heat_panels(runs: list[Run], rows: Rows, quantities: list[str]) -> tuple[list[Panel], Panel | None]:
@@ -116,7 +129,7 @@ def heat_panels(runs: list[Run], rows: Rows, quantities: list[str]) -> tuple[lis
     zeros: list[list[np.ndarray]] = [[] for _ in runs]
     limits = []
     for name in quantities:
-        logarithmic, cells = QUANTITIES[name][0], []
+        logarithmic, cells = _ALL[name][0], []
         for run, run_edges in zip(runs, edges, strict=True):
             curve = run.tensors[name].curve()
             columns = _columns(curve, curve.high if logarithmic else curve.mean, run_edges, largest=logarithmic)
@@ -134,10 +147,10 @@ def heat_panels(runs: list[Run], rows: Rows, quantities: list[str]) -> tuple[lis
     if len(quantities) == 1:
         return panels, None
     values = [
-        [f"{_value(share, *ends, QUANTITIES[name][0]):.2g}" for share in (0.0, 1.0)]
+        [f"{_value(share, *ends, _ALL[name][0]):.2g}" for share in (0.0, 1.0)]
         for name, ends in zip(quantities, limits, strict=True)
     ]
-    return panels, _bar(values, [QUANTITIES[name][1] for name in quantities], by=("quantity",))
+    return panels, _bar(values, [_ALL[name][1] for name in quantities], by=("quantity",))
 
 
 def _steps_of(run: Run, quantities: list[str]) -> np.ndarray:
@@ -166,7 +179,7 @@ def _heat_panel(
     n = len(rows.names)
     reach = edges[[0, -1]], [-0.5, n - 0.5]
     if len(quantities) == 1:
-        logarithmic, label = QUANTITIES[quantities[0]]
+        logarithmic, label = _ALL[quantities[0]]
         (low, high), scale = limits[0], "log" if logarithmic else "linear"
         values = _value(images[0], low, high, logarithmic)
         ends = _value(0.0, low, high, logarithmic), _value(1.0, low, high, logarithmic)
