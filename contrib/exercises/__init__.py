@@ -25,7 +25,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "count": (lambda value: value > 0 and value == round(value), "a whole number above 0"),
     "function": (callable, "a function or a class"),
 }
-_ODD = (0, -1, 0.5, 1e9, math.nan, math.inf, True, 1j, "", "text", "1 / 0", [], [1, 2], {}, print)
+_ODD: tuple[Any, ...] = (0, -1, 0.5, 1e9, math.nan, math.inf, True, 1j, "", "text", "1 / 0", [], [1, 2], {}, print)
 
 
 class Exercises:
