@@ -295,6 +295,23 @@ def test_losses_and_rates_have_log_axes_where_they_can_and_linear_ones_where_the
     assert axes()[0].scale == "log"
 
 
+@pytest.mark.parametrize("kind", [Dashboard, UpdateRatioView, WeightsView])
+def test_ratios_and_norms_have_the_scale_that_is_chosen(kind):
+    view = kind(make_run(50, 4))
+
+    def scales():
+        axes = [panel.y for panel in view.scene().panels]
+        assert all(axis.low < axis.high for axis in axes)
+        return {axis.scale for axis in axes if axis.label in ("norm", "update / weight", "update norm / weight norm")}
+
+    assert scales() == {"log"}
+    view.on_control("scale", "linear", 1)
+    assert scales() == {"linear"}
+    assert kind(make_run(50, 4), scale="linear").scale == "linear"
+    with pytest.raises(ValueError, match="scale"):
+        kind(make_run(50, 4), scale="cubic")
+
+
 def test_one_slider_moves_a_line_through_all_panels_of_a_dashboard():
     view = Dashboard(make_run(500, 4))
     scene = view.scene()

@@ -47,7 +47,8 @@ class Dashboard(OneRunView):
     Args:
         run: a `Run`; or a `Recorder` or a `LiveLoop`, whose new data `refresh` shows.
         quantity: the quantity of the heat map, such as "gradient_norm"; `TensorHeatmap` lists them all.
-        scale: the initial scale of losses and learning rates, "log" or "linear", as of `LossView`; a choice changes it.
+        scale: the initial scale of losses, learning rates, update ratios and norms, "log" or "linear", as of `LossView`; a
+            choice changes it.
         **settings: `name`, `theme` and `budget` of `View`.
 
     Raises:
@@ -59,11 +60,6 @@ class Dashboard(OneRunView):
         self.quantity = choice("quantity", quantity, QUANTITIES)
         self.scale = choice("scale", scale, ("log", "linear"))
         super().__init__(run, **settings)
-
-    def on_control(self, name: str, value: Any, index: int) -> None:
-        if name == "scale":
-            self.scale = value
-            super().refresh()
 
     def scene(self) -> Scene:
         run = self.run
@@ -90,7 +86,7 @@ class Dashboard(OneRunView):
             for group in groups
         ] + ([rate_panel(over_steps({"": rate.curve()}), across, scale=self.scale)] if len(rate) else [])
         heat = heat_panels([run], rows, [self.quantity])[0] if len(run.tensors.get(self.quantity, ())) else []
-        tensors = [[*heat, ratio_panel(run, is_small=True)], [histograms, norm_panel(run, rows)]]
+        tensors = [[*heat, ratio_panel(run, self.scale, is_small=True)], [histograms, norm_panel(run, rows, self.scale)]]
         below = [[panel for panel in row if panel is not None] for row in tensors]
         # The losses take two thirds of the first row. What has no place there ends the last row, and the one above.
         filled = [row for row in (first[:2], below[0] + first[3:], below[1] + first[2:3]) if row]

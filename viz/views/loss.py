@@ -102,9 +102,10 @@ class LossView(RunView):
         return smoothing_control(self.runs, self.scalars, self._smoothing)
 
     def on_control(self, name: str, value: Any, index: int) -> None:
-        if name in ("axis", "scale"):
-            setattr(self, name, value)
+        if name == "axis":
+            self.axis = value
             super().refresh()
+        super().on_control(name, value, index)
 
     def scene(self) -> Scene:
         names = self.scalars

@@ -29,6 +29,8 @@ class RunView(View):
     `runs` is a `Recorder`, a `Run`, a `LiveLoop`, a `RunSet`, or an iterable of recorders, runs and loops.
     """
 
+    scale = "log"
+
     def __init__(self, runs: Runs, **settings: Any) -> None:
         self._recorders, self.runs = checked_runs(runs)
         self._known: tuple[int, list[list[Finding]]] | None = None  # the runs' total length at the diagnosis; findings
@@ -39,6 +41,11 @@ class RunView(View):
     @property
     def run(self) -> Run:
         return self.runs[0]
+
+    def on_control(self, name: str, value: Any, index: int) -> None:
+        if name == "scale":  # of views that have this control
+            self.scale = value
+            super().refresh()
 
     def describe(self) -> str:
         """Return the scene's own words, a line about each run, and a line about each problem found in it."""

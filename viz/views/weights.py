@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from ..record import Run, Series
+from ...trainer.validation import choice
+from ..record import Recorder, Run, Series
 from ..record.diagnosis import nonfinite_gradients
 from ..record.series import POINTS
 from ..record.statistics import quantiles
 from ..scene import Axis, Band, Control, Layer, Line, Panel, RefLine, Scene, Text
 from .rows import Rows
 from .run_view import OneRunView
-from .series import NOWHERE_FINITE, SOLID_GREY, crosses, drawable, empty_scene, middle_steps, not_positive
+from .series import NOWHERE_FINITE, SOLID_GREY, crosses, drawable, empty_scene, middle_steps, not_positive, scale_control
 
 __all__ = ["UpdateRatioView", "WeightsView", "bad_gradients", "farthest_ratios", "norm_panel", "ratio_panel"]
 
@@ -31,17 +33,23 @@ class UpdateRatioView(OneRunView):
 
     Args:
         run: a `Recorder`, a `Run` or a `LiveLoop`.
+        scale: the initial scale of the ratios, "log" or "linear", which a choice changes.
         **settings: `name`, `theme` and `budget` of `View`.
 
     Raises:
         TypeError: `run` is something else.
+        ValueError: `scale` is unknown.
     """
 
+    def __init__(self, run: Recorder | Run, *, scale: str = "log", **settings: Any) -> None:
+        self.scale = choice("scale", scale, ("log", "linear"))
+        super().__init__(run, **settings)
+
     def scene(self) -> Scene:
-        panel = ratio_panel(self.run)
+        panel = ratio_panel(self.run, self.scale)
         if panel is None:
             return self.said(empty_scene("no update ratios recorded yet"))
-        return self.said(Scene([panel], self.title("How far each update moves its tensor")))
+        return self.said(Scene([panel], self.title("How far each update moves its tensor"), [scale_control(self.scale)]))
 
     def description(self) -> str:
         """Describe the run, and name the five tensors whose update ratio is farthest from 1e-3, the usual size."""
@@ -57,17 +65,23 @@ class WeightsView(OneRunView):
 
     Args:
         run: a `Recorder`, a `Run` or a `LiveLoop`.
+        scale: the initial scale of the norms, "log" or "linear", which a choice changes.
         **settings: `name`, `theme` and `budget` of `View`.
 
     Raises:
         TypeError: `run` is something else.
+        ValueError: `scale` is unknown.
     """
+
+    def __init__(self, run: Recorder | Run, *, scale: str = "log", **settings: Any) -> None:
+        self.scale = choice("scale", scale, ("log", "linear"))
+        super().__init__(run, **settings)
 
     def scene(self) -> Scene:
         rows = Rows(self.run)
         followed = {name: series for name, series in self.run.weights.items() if len(series)}
         panels: list[Panel] = []
-        norms = norm_panel(self.run, rows)
+        norms = norm_panel(self.run, rows, self.scale)
         if norms is not None:
             panels.append(norms)
         cosine = self.run.tensors.get("cosine")
@@ -86,7 +100,8 @@ class WeightsView(OneRunView):
         first = next((rows.choice_of(name) for name in followed), 0)
         layer = Control("layer", "tensor", rows.choices, first, "choice")
         title = self.title("Weights, gradients and updates")
-        return self.said(Scene(placed, title, [layer], width=max(6.5, 4.4 * len(placed)), height=4.5))
+        scale = [] if norms is None else [scale_control(self.scale, "scale of norms")]
+        return self.said(Scene(placed, title, [layer, *scale], width=max(6.5, 4.4 * len(placed)), height=4.5))
 
     def _followed(self, followed: Mapping[str, Series], rows: Rows) -> Panel:
         layers: list[Layer] = []
@@ -105,8 +120,11 @@ class WeightsView(OneRunView):
         return Panel(Axis.over("step", *ends, margin=0.01), Axis.over("single weights", *values), layers)
 
 
-def norm_panel(run: Run, rows: Rows) -> Panel | None:
-    """Return a panel of the norms of weights, gradients and updates of the selected row; None if no norm was recorded."""
+def norm_panel(run: Run, rows: Rows, scale: str = "log") -> Panel | None:
+    """Return a panel of the norms of weights, gradients and updates of the selected row; None if no norm was recorded.
+
+    The scale "log" is linear while no norm is above 0.
+    """
     layers: list[Layer] = []
     ends, values, zeros = [], [], []
     for i, what in enumerate(("weight", "gradient", "update")):
@@ -121,7 +139,7 @@ def norm_panel(run: Run, rows: Rows) -> Panel | None:
         zeros.append(([x[each <= 0] for each in y], i))
     if not layers:
         return None
-    scale = "log" if any((each > 0).any() for each in values) else "linear"
+    scale = scale if any((each > 0).any() for each in values) else "linear"
     across, vertical = Axis.over("step", *ends, margin=0.01), Axis.over("norm", *values, scale=scale)
     layers += not_positive(across, vertical, zeros, ("layer",))
     layers += bad_gradients(run, rows, across, vertical)
@@ -145,7 +163,7 @@ def bad_gradients(run: Run, rows: Rows | None, across: Axis, vertical: Axis) -> 
     return crosses(across, vertical, places, style=1, by=() if rows is None else ("layer",))
 
 
-def ratio_panel(run: Run, is_small: bool = False) -> Panel | None:
+def ratio_panel(run: Run, scale: str = "log", *, is_small: bool = False) -> Panel | None:
     """Return a panel of the tensors' update ratios; None if no update ratio was recorded.
 
     If `is_small`, its legend is short and names at most 3 of many tensors, as the panel is one of several.
@@ -174,9 +192,10 @@ def ratio_panel(run: Run, is_small: bool = False) -> Panel | None:
     for i, name in enumerate(names):
         layers.append(Line(x, drawable(ratios[:, run.parameters.index(name)]), style=i, width=1.2, name=name, marker=marker))
     label = "update / weight" if is_small else "update norm / weight norm"
-    vertical = Axis.over(label, positive, np.array([1e-4, 1e-2]), scale="log")
+    vertical = Axis.over(label, positive, np.array([1e-4, 1e-2]), scale=scale)
     if is_small:
-        place = np.log(TARGET[1] / vertical.low) / np.log(vertical.high / vertical.low)
+        low, usual_ratio, high = map(np.log if scale == "log" else float, (vertical.low, TARGET[1], vertical.high))
+        place = (usual_ratio - low) / (high - low)
         layers.append(Text("usual", 0.01, place, style="quiet", size=8))
     columns = (ratios[:, run.parameters.index(name)] for name in names)
     rings = not_positive(across, vertical, [([x[column <= 0]], i) for i, column in enumerate(columns)])

@@ -14,7 +14,7 @@ export const CSS = `
 .tristep-legend span { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 .tristep-own { position: absolute; margin: 0; font-variant-numeric: tabular-nums; }
 .tristep-legend.tristep-own > * { height: ${KEY}px; padding: 0 2px; gap: 4px; font-size: 11px; }
-.tristep-legend b { font-weight: inherit; }
+.tristep-legend b { flex: none; font-weight: inherit; }
 .tristep-legend b:empty { display: none; }
 .tristep-legend button { cursor: pointer; }
 .tristep-legend button:hover { background: var(--tristep-grid); }
