@@ -19,6 +19,7 @@ HOW_TOS = {  # file, title, the guide's sections, further pages
         ("integrations.md", "tutorials/12_from_torch_optim.md"),
     ),
     "several-optimizers": ("Several optimizers", ("Several optimizers in one",), ("optimizers/muon.md",)),
+    "rates-by-layer": ("Rates by layer", ("Rates by layer",), ("optimizers/index.md",)),
     "fused-matrices": (
         "Parts of fused matrices",
         ("Parts of fused matrices",),

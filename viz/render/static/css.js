@@ -39,6 +39,7 @@ export const CSS = `
 .tristep-controls:empty { display: none; }
 .tristep-control { flex: 1 1 290px; max-width: min(100%, 520px); display: grid; grid-template-columns: fit-content(36%) minmax(80px, 1fr) fit-content(36%); gap: 0 10px; align-items: center; }
 .tristep-control:has(.tristep-long) { flex: 3 1 290px; max-width: 100%; }
+.tristep-control:has(> select) { flex: 1 1 150px; }
 .tristep-over .tristep-controls { position: sticky; bottom: 0; z-index: 2; max-height: var(--tristep-most); overflow-y: auto; padding: 4px 0;
   background: var(--tristep-background); border-top: 1px solid var(--tristep-grid); }
 .tristep-aside .tristep-body { display: grid; grid-template-columns: auto minmax(290px, 1fr); grid-template-rows: auto 1fr; gap: 0 18px; }

@@ -6,7 +6,7 @@ import { ticks } from "./ticks.js";
 
 export const PIXELS_PER_INCH = 96;
 const NARROW = 240; // pixels of a panel with its words, below which panels stand one below the other
-const LEAST = 110; // pixels of a panel's height
+const LEAST = 108; // pixels of a panel's height
 const SHRUNK = 0.75; // of their heights that panels one below the other keep where they are to be lower
 const GAP = 18; // pixels between panels with their words
 export const KEY = 17; // pixels of a row of a panel's own legend
