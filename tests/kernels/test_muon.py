@@ -121,7 +121,7 @@ def drawn(kind, rows, columns):
 
 
 # The largest errors as shares of torch's: in float16, and in bfloat16 also on the products of rows.
-LARGEST = {"random": (0.5, 1.6), "graded": (0.5, 1.1), "low rank": (0.5, 1.1), "rows of many sizes": (1.5, 4.0)}
+LARGEST = {"random": (0.5, 2.0), "graded": (0.5, 1.1), "low rank": (0.5, 1.1), "rows of many sizes": (1.5, 4.0)}
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (64, 128), (64, 256), (192, 64)], ids=str)
