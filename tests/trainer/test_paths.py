@@ -390,7 +390,7 @@ MANY_OPTIONS = {"many", "many with norms"}
 # What is refused, with a word of the message: by path the options, and the optimizers with any option.
 REFUSED = {
     "step_in_backward": (dict.fromkeys(NORMS, "sums over all gradients"), {"by hand": "ByHand"}),
-    "capture": ({}, {"by hand": "ByHand", "muon": "Muon"}),
+    "capture": ({}, {"by hand": "ByHand"}),
     "several optimizers": (dict.fromkeys({"begin_num_update"} | MANY_OPTIONS, "begin_num_update"), {}),
     "as_torch": (
         {"begin_num_update": "begin_num_update", **dict.fromkeys({"rescale_grad"} | MANY_OPTIONS, "rescale_grad")},
@@ -442,6 +442,8 @@ def check(path, option, name, follow):
     word = optimizers.get(name) or options.get(option)
     if word is None and (path, name) == ("shards", "muon") and option in NORMS:
         word = "sum over all parameters"
+    if (path, name) == ("capture", "muon") and option in NORMS | {"cautious_wd", "ema_decay"}:
+        word = "options that change the rule"
     if word is not None:
         with pytest.raises((TypeError, ValueError), match=word):
             follow()
