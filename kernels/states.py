@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import storage, streams
+from . import host_memory, storage, streams
 from .language import Rule, TensorRule
 from .layouts import compute_dtype, dense_strides, first_alike, same_order
 
@@ -58,29 +58,38 @@ def slot_shapes(
     ]
 
 
+def slots_on_host(rule: Rule | TensorRule, shape: torch.Size) -> list[bool]:
+    """Return for each slot whether it is in memory of the host where states are: it has the weight's shape."""
+    if isinstance(rule, Rule):
+        return [True] * len(rule.state) + [False] * len(rule.kept)
+    return [each == shape for each in rule.shapes(shape)]
+
+
 @torch.inference_mode(False)  # the states outlive the step that makes them
 def states_for(
     rule: Rule | TensorRule,
     weights: Sequence[torch.Tensor],
     state_dtype: torch.dtype | None = None,
     separate: bool = False,
+    on_host: bool = False,
 ) -> list[tuple[torch.Tensor, ...]]:
     """Return new states of zeros for each weight, in the order of `rule.slots`, with the dtypes of `slot_dtypes`.
 
-    Those of a weight's shape are slices of one arena or, if `separate`, each in memory of its own.
+    Those of a weight's shape are slices of one arena or, if `separate`, each in memory of its own; for a GPU in memory of
+    the host if `on_host`.
     """
     if isinstance(rule, Rule):
         columns: list[Any] = []
         for dtype, same in groupby(None if name in rule.full_precision else state_dtype for name in rule.state):
-            columns += _columns(weights, len(list(same)), dtype, separate)
+            columns += _columns(weights, len(list(same)), dtype, separate, on_host)
         columns += zip(*per_tensor_states(weights, len(rule.kept)), strict=True)
         return list(zip(*columns, strict=True)) or [()] * len(weights)
     states = []
     for weight in weights:
         shapes, narrows = rule.shapes(weight.shape), rule.narrows(weight.shape)
         full = [shape == weight.shape and not narrow for shape, narrow in zip(shapes, narrows, strict=True)]
-        low = iter(*allocate_states([weight], sum(narrows), state_dtype, separate=True))
-        like = iter(*allocate_states([weight], sum(full), separate=True))
+        low = iter(*allocate_states([weight], sum(narrows), state_dtype, True, on_host))
+        like = iter(*allocate_states([weight], sum(full), None, True, on_host))
         new = partial(torch.zeros, dtype=compute_dtype(weight.dtype), device=weight.device)
         rows = zip(shapes, narrows, full, strict=True)
         states.append(tuple(next(low) if narrow else next(like) if whole else new(shape) for shape, narrow, whole in rows))
@@ -102,7 +111,11 @@ def per_tensor_states(weights: Sequence[torch.Tensor], n: int) -> list[tuple[tor
 
 @torch.inference_mode(False)
 def allocate_states(
-    weights: Sequence[torch.Tensor], n_states: int, dtype: torch.dtype | None = None, separate: bool = False
+    weights: Sequence[torch.Tensor],
+    n_states: int,
+    dtype: torch.dtype | None = None,
+    separate: bool = False,
+    on_host: bool = False,
 ) -> list[tuple[torch.Tensor, ...]]:
     """Return `n_states` tensors of zeros for each weight, in its shape.
 
@@ -111,11 +124,21 @@ def allocate_states(
     states of `dtype`, if it is given; others `compute_dtype`. Packed states (uint8, int8) are one-dimensional, except for
     weights that `state_type` excludes.
     """
-    return list(zip(*_columns(weights, n_states, dtype, separate), strict=True)) or [()] * len(weights)
+    return list(zip(*_columns(weights, n_states, dtype, separate, on_host), strict=True)) or [()] * len(weights)
+
+
+def copies_on_host(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """Return dense copies of tensors as tensors of this GPU in memory of the host, one arena for each dtype."""
+    made: dict[int, torch.Tensor] = {}
+    for dtype in {tensor.dtype for tensor in tensors}:
+        same = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        stacks = [([i], tensors[i].shape, dense_strides(tensors[i])) for i in same]
+        made |= zip(same, (room for (room,) in _zeros(stacks, dtype, device, True, True)), strict=True)
+    return [made[i].copy_(tensor) for i, tensor in enumerate(tensors)]
 
 
 def _columns(
-    weights: Sequence[torch.Tensor], n_states: int, dtype: torch.dtype | None, separate: bool
+    weights: Sequence[torch.Tensor], n_states: int, dtype: torch.dtype | None, separate: bool, on_host: bool
 ) -> list[list[torch.Tensor]]:
     """Return for each state the tensors of all weights; weights of equal kinds are served together."""
     kinds: dict[Any, list[int]] = {}
@@ -133,15 +156,18 @@ def _columns(
     columns: list[list[Any]] = [[None] * len(weights) for _ in range(n_states)]
     for (device, kind), stacks in arenas.items():
         for column in columns:
-            for (members, *_), states in zip(stacks, _zeros(stacks, kind, device, separate), strict=True):
+            for (members, *_), states in zip(stacks, _zeros(stacks, kind, device, separate, on_host), strict=True):
                 for i, state in zip(members, states, strict=True):
                     column[i] = state
     return columns
 
 
-def _zeros(stacks: Sequence[Any], kind: torch.dtype, device: torch.device, separate: bool) -> list[Sequence[torch.Tensor]]:
+def _zeros(
+    stacks: Sequence[Any], kind: torch.dtype, device: torch.device, separate: bool, on_host: bool
+) -> list[Sequence[torch.Tensor]]:
     """Return for each (members, sizes, strides) as many zeros of this layout, in one arena or `separate`."""
-    if separate:
+    on_host = on_host and device.type == "cuda"  # there in one arena always: it is locked in memory, page by page
+    if separate and not on_host:
         made: list[Any] = []
         for members, sizes, strides in stacks:
             like = torch.empty_strided(sizes, strides, dtype=kind, device=device)
@@ -151,7 +177,7 @@ def _zeros(stacks: Sequence[Any], kind: torch.dtype, device: torch.device, separ
     step = ALIGNMENT // kind.itemsize
     rooms = [-(-math.prod(sizes) // step) * step for _, sizes, _ in stacks]
     *starts, end = accumulate((len(members) * room for (members, *_), room in zip(stacks, rooms, strict=True)), initial=0)
-    arena = torch.zeros(end, dtype=kind, device=device)
+    arena = host_memory.zeros(end, kind, device) if on_host else torch.zeros(end, dtype=kind, device=device)
     return [
         arena.as_strided((len(members), *sizes), (room, *strides), start).unbind()
         for (members, sizes, strides), room, start in zip(stacks, rooms, starts, strict=True)
@@ -164,9 +190,14 @@ def master_like(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(weight.shape, dense_strides(weight), dtype=dtype, device=weight.device).zero_()
 
 
-def goes_with(tensor: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Return whether a state or master has the weight's device, this dtype and, if shapes agree, its order of elements."""
+def goes_with(tensor: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype, on_host: bool = False) -> bool:
+    """Return whether a state or master has the weight's device, this dtype and, if shapes agree, its order of elements.
+
+    `on_host`: whether it must be in memory of the host, if the weight is on a GPU.
+    """
     if tensor.device != weight.device or tensor.dtype != dtype:
+        return False
+    if tensor.device.type == "cuda" and tensor.numel() and host_memory.is_on_host(tensor) != on_host:
         return False
     if tensor.shape != weight.shape or (weight.is_contiguous() and tensor.stride() == weight.stride()):
         return True

@@ -244,7 +244,7 @@ class OwnedPlan(GroupPlan):
         members, keys = self._members, {slot: self._optimizer._keys.get(slot, slot) for slot in rule.slots}
 
         def make(wholes: list[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
-            return [states_for(rule, [whole], self._narrow)[0] for whole in wholes]
+            return [states_for(rule, [whole], self._narrow, on_host=self._on_host)[0] for whole in wholes]
 
         def start(i: int, new: State, missing: list[str]) -> None:
             if members[i].mine:
@@ -254,7 +254,8 @@ class OwnedPlan(GroupPlan):
         filled = [{slot: state for slot, state in each.items() if state is not None} for each in present]
         wholes = [member.whole for member in members]
         first = alike(rule, wholes, filled)
-        states = match_states(rule, wholes, filled, first, self._narrow, make, start, [None] * len(members))
+        no_masters = [None] * len(members)
+        states = match_states(rule, wholes, filled, first, self._narrow, make, start, no_masters, self._on_host)
         for i, (member, state) in enumerate(zip(members, states, strict=True)):
             shown = state
             if not member.mine:

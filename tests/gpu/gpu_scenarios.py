@@ -7,9 +7,12 @@ has waited after its set-up.
 
 from __future__ import annotations
 
+import gc
 import itertools
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -19,6 +22,7 @@ from simulated_gpus import SimulatedGpus
 
 import tristep
 from tristep import amp
+from tristep.kernels import host_memory
 from tristep.kernels.norms import global_norm
 from tristep.optim import clip_grad_norm_
 from tristep.trainer import Ensemble
@@ -146,6 +150,53 @@ def low_precision() -> list[str]:
                 with simulated.waits(SET_UP) if k < 2 else nullcontext():
                     trainer.step(1)
     return []
+
+
+def host_states() -> list[str]:
+    """States in memory of the host: numbers are those of states on the GPU, after loading, too; at last all is released."""
+    for make, shape in (
+        (lambda params, where: tristep.Trainer(params, "adamw", where), (70, 30)),
+        (lambda params, where: tristep.Trainer(params, "adamw", {"state_dtype": "8bit", **where}), (70, 90)),
+        (lambda params, where: tristep.Trainer(params, "muon", where), (70, 30)),
+        (lambda params, where: tristep.Trainer(params, "came", where), (70, 30)),
+        (lambda params, where: tristep.optim.AdamW(params, **where), (70, 30)),
+        (lambda params, where: tristep.optim.Lion(params, **where), (70, 30)),
+    ):
+        found = [_with_states(make, shape, where) for where in ({}, {"state_device": "cpu"})]
+        torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+    return []
+
+
+def _with_states(make: Any, shape: tuple[int, ...], where: dict[str, str]) -> list[torch.Tensor]:
+    """Return weights after three steps, and after another one with loaded states."""
+    with gpus() as simulated, simulated.waits(SET_UP), tempfile.TemporaryDirectory() as folder:
+        found, states = [], Path(folder, "states")
+        for loads in (False, True):
+            training = Training("cuda:1", lambda params: make(params, where), (shape, (5,)))
+            stepped: Any = training.step
+            of_torch = isinstance(stepped, torch.optim.Optimizer)
+            if loads:
+                for param, value in zip(training.params, found, strict=True):
+                    param.data.copy_(value)
+                stepped.load_state_dict(torch.load(states)) if of_torch else stepped.load_states(states)
+            for k in range(3):
+                training.prepare(k)
+                stepped.step() if of_torch else stepped.step(1)
+            assert sum(simulated.registered.values()) >= bool(where)
+            if of_torch:
+                assert _are_on_host(stepped) == {bool(where)}
+            torch.save(stepped.state_dict(), states) if of_torch else stepped.save_states(states)
+            found += [param.detach().cpu() for param in training.params]
+            del training, stepped
+            gc.collect()
+            assert not simulated.registered
+    return found
+
+
+def _are_on_host(stepped: torch.optim.Optimizer) -> set[bool]:
+    """Whether states of the shape of their parameter are in memory of the host."""
+    rows = [(param, row.values()) for param, row in stepped.state.items()]
+    return {host_memory.is_on_host(each) for param, row in rows for each in row if each.shape == param.shape}
 
 
 def loss_scale() -> list[str]:

@@ -41,6 +41,7 @@ SIZES = (1, 127, 1024, 1025, 5000)
 # A step is some ten operations of half an ulp each; square roots and quotients are off by up to two more on GPUs. With such
 # errors this is tested on the emulator.
 ULPS = 32
+PLACES: tuple[dict[str, str], ...] = ({}, {"state_device": "cpu"})
 HYPER = {"lr": 0.01, "wd": 0.01, "clip": math.inf, "beta1": 0.9, "beta2": 0.99, "beta3": 0.999, "epsilon": 1e-6}
 
 
@@ -126,6 +127,27 @@ def storage(device: str) -> dict[str, Any]:
     if wrong:
         raise AssertionError(f"other weights than the eager engine's: {wrong}")
     return {"cases": len(found), "largest_difference": max(found.values())}
+
+
+def states_on_host(device: str) -> dict[str, Any]:
+    """States in memory of the host: the weights are those with states on the GPU, to the bit; and how fast they move."""
+    for options in ({}, {"state_dtype": "8bit"}):
+        for a, b in zip(*(_train(torch.float32, device, "triton", options | where) for where in PLACES), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+    found, n = {}, 2**26
+    for where in PLACES:
+        weight = torch.nn.Parameter(torch.ones(n, device=device))
+        weight.grad = torch.ones_like(weight)
+        trainer = tristep.Trainer([weight], "adamw", {"learning_rate": 0.01, **where}, engine="triton")
+        trainer.step(1)
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(5):
+            trainer.step(1)
+        torch.cuda.synchronize()
+        found["on the host" if where else "on the GPU"] = round((time.perf_counter() - begin) / 5 * 1e3, 3)
+        del weight, trainer
+    return {"milliseconds_of_adamw": found, "elements": n}
 
 
 def _train(dtype: torch.dtype, device: str, engine: str, options: dict[str, Any]) -> list[torch.Tensor]:
@@ -277,6 +299,7 @@ PARTS = {
     "rules": rules_alone,
     "optimizers": optimizers,
     "storage": storage,
+    "states_on_host": states_on_host,
     "products": products,
     "graphs": graphs,
     "waiting": waiting,

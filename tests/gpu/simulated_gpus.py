@@ -25,6 +25,8 @@ from simulated_tensors import Functions, Operations, label, where
 
 __all__ = ["SimulatedGpus", "WrongDevice"]
 
+PAGE = 4096
+
 
 class WrongDevice(AssertionError):
     """What would have been done on another device, or would have made the host wait."""
@@ -42,6 +44,7 @@ class SimulatedGpus:
         waits_for: reasons of `waits` that have been needed.
         current: the number of the current device.
         events: of each recorded event its device.
+        registered: of each page of the host that a GPU may address, the number of the GPU.
         graphs: of each CUDA graph the device, when it was made, recorded and replayed.
         capturing: the graph that is being captured, or None.
     """
@@ -51,6 +54,7 @@ class SimulatedGpus:
         self.found: list[str] = []
         self.waits_for: list[str] = []
         self.events: list[torch.device] = []
+        self.registered: dict[int, int] = {}
         self.graphs: list[tuple[str, torch.device]] = []
         self._allowed: list[str] = []
         self._streams: dict[int, Any] = {}
@@ -193,6 +197,27 @@ class SimulatedGpus:
                 finally:
                     gpus.capturing = None
 
+        class Runtime:
+            """The CUDA runtime, as far as it registers memory of the host, in whole pages."""
+
+            @staticmethod
+            def cudaHostRegister(address: int, size: int, flags: int) -> int:
+                pages = range(address // PAGE, -(-(address + size) // PAGE))
+                if address % PAGE or not size or not gpus.registered.keys().isdisjoint(pages):
+                    gpus.refuse(f"registration of {size} bytes at {address:#x}")
+                gpus.registered |= dict.fromkeys(pages, gpus.check_device(torch.device("cuda"), "a registration").index)
+                return 0
+
+            @staticmethod
+            def cudaHostUnregister(address: int) -> int:
+                page = address // PAGE
+                while gpus.registered.pop(page, None) is not None:
+                    page += 1
+                return 0
+
+        def check_error(code: int) -> None:
+            assert not code
+
         def synchronize(device: Any = None) -> None:
             gpus.check_device(torch.device("cuda", gpus.index_of(device)), "a synchronisation")
             gpus.check_wait("torch.cuda.synchronize")
@@ -212,6 +237,8 @@ class SimulatedGpus:
             "graph": graph,
             "is_current_stream_capturing": lambda: gpus.capturing is not None,
             "synchronize": synchronize,
+            "cudart": Runtime,
+            "check_error": check_error,
             "get_device_capability": lambda device=None: (9, 0),
         }
 

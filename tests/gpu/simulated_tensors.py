@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -86,6 +87,8 @@ class Functions(TorchFunctionMode):
             return _pytree.tree_map_only(torch.Tensor, lambda each: _put(each, device.index), func(*args, **kwargs))
         if isinstance(args[0], torch.Tensor):
             return _to(self._gpus, args[0], device, kwargs.get("dtype"))
+        if (interface := getattr(args[0], "__cuda_array_interface__", None)) is not None:
+            return _put(_registered(args[0], interface), device.index)
         self._gpus.check_wait(f"torch.{func.__name__} copies a value from the host to {device}")
         return _put(func(*args, **kwargs), device.index)
 
@@ -193,6 +196,14 @@ def _to(gpus: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Ten
 
 def _to_gpu(gpus: Any, tensor: torch.Tensor, device: Any = None, non_blocking: bool = False) -> torch.Tensor:
     return _to(gpus, tensor, torch.device("cuda", gpus.index_of(device)), non_blocking=non_blocking)
+
+
+def _registered(owner: Any, interface: dict[str, Any]) -> torch.Tensor:
+    """Registered memory of the host as bytes, whose tensor keeps its owner alive."""
+    (size,), (address, _) = interface["shape"], interface["data"]
+    made = torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
+    made.untyped_storage().owner = owner
+    return made
 
 
 def _on_host(gpus: Any, tensor: torch.Tensor, name: str) -> Any:

@@ -101,6 +101,7 @@ OPTIONS = {
     "lookahead": ({"lookahead": 2}, WIDE),
     "ema_decay": ({"ema_decay": 0.9}, WIDE),
     "state_dtype": ({"state_dtype": "bfloat16"}, WIDE),
+    "state_device": ({"state_device": "cpu"}, WIDE),
     "stochastic_rounding": ({"stochastic_rounding": True, "rounding_seed": 3}, NARROW),
     "multi_precision": ({"multi_precision": True}, NARROW),
     "split master": ({"multi_precision": "remainder"}, NARROW),

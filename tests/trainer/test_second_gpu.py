@@ -35,6 +35,7 @@ result = getattr(gpu_ranks if name in ("ranks", "owners") else gpu_scenarios, na
 SCENARIOS = {
     "options": [],
     "low_precision": [],
+    "host_states": [],
     "loss_scale": [],
     "norms": [],
     "ascent": [],

@@ -252,6 +252,9 @@ class _OfRule(FusedOptimizer):
     def _narrow(self, group: Group) -> torch.dtype | None:
         return self._of(group).narrow
 
+    def _on_host(self, group: Group) -> bool:
+        return self._of(group).state_device is not None
+
     def _rounding(self, group: Group) -> int | storage.CodesOnly | None:
         return self._of(group).rounding
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
-from ...kernels import TensorRule
+from ...kernels import TensorRule, host_memory
 from ...kernels.checks import DTYPES
 from ...kernels.graphs import current_recording
 from ...kernels.guards import MemberGuard
@@ -25,7 +25,7 @@ from . import shards
 from .full_precision import float32_weights, load_float32_weights
 from .groups import Group, GroupOptimizer, copy_numbers, name_of, names_of, refuse_evaluated
 from .plan import GroupPlan, check_shards, exchanges_of
-from .saved import check_numbers, check_sizes, converted, fit_groups, shown_states
+from .saved import check_numbers, check_sizes, converted, fit_groups, on_host, shown_states
 
 
 class FusedOptimizer(GroupOptimizer):
@@ -33,16 +33,16 @@ class FusedOptimizer(GroupOptimizer):
 
     A subclass defines the rule of a group (`_rule`), its hyper-parameters (`_hyper`), and the names of the rule's states in
     `state` (`_keys`). States of 16-bit parameters are float32, also after `load_state_dict`, unless the group has the option
-    `state_dtype` of `tristep.optimizer.RuleOptimizer`. A group has this key only if it was given, so that torch's own class
-    can load a `state_dict`. Each rank updates its own shards of DTensors, see shards.py; if the rule needs whole tensors,
-    one rank updates each tensor, see contrib/owners.
+    `state_dtype` of `tristep.optimizer.RuleOptimizer`. A group has this key, and `state_device`, only if it was given, so
+    that torch's own class can load a `state_dict`. Each rank updates its own shards of DTensors, see shards.py; if the rule
+    needs whole tensors, one rank updates each tensor, see contrib/owners.
 
     `capturable=True` is accepted where torch has it, and changes nothing: `capture` records a step in a
     CUDA graph with or without it. A step in a graph that is captured by other means raises an error.
 
     Raises:
         ValueError: `differentiable=True`, because a fused step records no graph; a sparse parameter; an unknown
-            `state_dtype`, or one that does not fit the rule's states or a parameter.
+            `state_dtype` or `state_device`, or one that does not fit the rule's states or a parameter.
         NotImplementedError: DTensors that the rule cannot update.
         TypeError: a parameter of a dtype that cannot be trained.
     """
@@ -139,8 +139,8 @@ class FusedOptimizer(GroupOptimizer):
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a parameter group, as in torch, after a check that its parameters can be trained."""
-        if self._state_dtype is not None:  # torch's constructor, which calls this, does not know it
-            self.defaults["state_dtype"] = self._state_dtype
+        # torch's constructor, which calls this, does not know them
+        self.defaults.update((name, value) for name, value in self._storage.items() if value is not None)
         if isinstance(param_group, Mapping) and "params" in param_group:
             options = {**self.defaults, **param_group}
             name = type(self).__name__
@@ -198,8 +198,10 @@ class FusedOptimizer(GroupOptimizer):
 
     def _check_group(self, group: Group) -> None:
         """Raise if a new group, filled with defaults, has an invalid value of an option that torch does not have."""
-        narrow = self._narrow(group)
-        if narrow is None:
+        if self._on_host(group):
+            for k, parameter in enumerate(group["params"]):
+                host_memory.check_device(name_of(group, k), parameter.device)
+        if self._narrow(group) is None:
             return
         check_state_dtype(group["state_dtype"], type(self).__name__, self._rule(group))
         for k, parameter in enumerate(group["params"]):
@@ -252,6 +254,7 @@ class FusedOptimizer(GroupOptimizer):
         """Load groups and states, as in torch, but without a conversion of states to the parameters' dtypes.
 
         Options of the groups become the saved ones, `state_dtype` too; a group keeps its own if the saved group has none.
+        `state_device` is a group's own.
 
         Args:
             state_dict: the result of `state_dict`, of this class or of torch's class with the same name.
@@ -281,6 +284,7 @@ class FusedOptimizer(GroupOptimizer):
             check_sizes(self.param_groups, state_dict)
             check_numbers(self, state_dict, self._shown)
             saved.update(converted(self, state_dict))
+            saved["state"] = on_host(self, saved)
             return saved
 
         def restore(optimizer: torch.optim.Optimizer) -> None:
@@ -292,7 +296,8 @@ class FusedOptimizer(GroupOptimizer):
                     if name == "step" and not self._counts_exactly:  # torch has made it float32 where its step is fused
                         continue
                     if isinstance(value, torch.Tensor) and value.dtype != row[name].dtype:
-                        row[name] = value.detach().to(row[name].device, copy=True)
+                        is_new = host_memory.is_on_host(value)
+                        row[name] = value if is_new else value.detach().to(row[name].device, copy=True)
             self._number_arrays = ()  # their tensors are no longer in `state`
             for name in {"step", *self._shown}:
                 copy_numbers(self, name, rows)
@@ -331,7 +336,8 @@ class Plans:
         seen: set[int] = set()
         exchanges = exchanges_of(optimizer)
         for group in optimizer.param_groups:
-            kind = optimizer._rule(group), optimizer._narrow(group), optimizer._rounding(group)
+            stored = optimizer._narrow(group), optimizer._on_host(group), optimizer._rounding(group)
+            kind = optimizer._rule(group), *stored
             params, names = group["params"], names_of(group)
             new = [k for k, parameter in enumerate(params) if id(parameter) not in seen]
             seen.update(map(id, params))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from itertools import compress, groupby
 from operator import is_
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,12 +16,13 @@ from ...kernels import Rule, TensorRule, storage
 from ...kernels.guards import PointerGuard
 from ...kernels.language import derivations
 from ...kernels.layouts import is_wrapper
-from ..optimizer.options import STATE_DTYPES
+from ..optimizer.options import STATE_DTYPES, state_device
 from ..optimizer.plan import Rows
 from ..validation import choice, number
 from . import shards
 
 MASTER_KEY = "master"  # in a parameter's state
+STORAGE = ("state_dtype", "state_device")  # options that a group has only if they were given
 # A count stays in these types, as in torch; narrower ones, in which it would end below 2^24, become torch's default type.
 _COUNTS = {torch.float32: np.float32, torch.float64: np.float64, torch.int32: np.int32, torch.int64: np.int64}
 _data_ptr = torch.Tensor.data_ptr
@@ -36,7 +38,7 @@ class GroupOptimizer(torch.optim.Optimizer):
     _counts_exactly: ClassVar[bool] = False  # whether counts are float64; they end at 2^24 in float32, which torch has
     _takes_sparse: ClassVar[bool] = False
     _takes_complex: ClassVar[bool] = True
-    _state_dtype: str | None = None  # the constructor's argument
+    _storage: Mapping[str, str | None] = MappingProxyType({})  # arguments of the constructor, of those in `STORAGE`
     _plan: Any = None  # the `Plans` of the next step; None: make new ones
     _number_arrays: Sequence[np.ndarray] = ()  # the memory of the optimizer's own tensors of `_shown`
     _is_copy = False  # whether `state` is new, copied or loaded, so that a user has no other views of its tensors
@@ -97,6 +99,11 @@ class GroupOptimizer(torch.optim.Optimizer):
         """Return the storage dtype of states; None: the dtype of the arithmetic."""
         value = group.get("state_dtype")
         return None if value is None else STATE_DTYPES[choice("state_dtype", value, STATE_DTYPES)]
+
+    def _on_host(self, group: Group) -> bool:
+        """Return whether states of a GPU's weights are in memory of the host."""
+        value = group.get("state_device")
+        return value is not None and state_device("state_device", value) == "cpu"
 
     def _rounding(self, group: Group) -> int | storage.CodesOnly | None:
         """Return the seed of stochastic rounding, or None."""

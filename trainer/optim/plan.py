@@ -37,7 +37,7 @@ class GroupPlan(StepPlan):
         names: list[str],
     ) -> None:
         self._optimizer, self._parameters, self._groups, self.names = optimizer, parameters, groups, names
-        self._narrow = optimizer._narrow(groups[0])
+        self._narrow, self._on_host = optimizer._narrow(groups[0]), optimizer._on_host(groups[0])
         self._complex = any(map(torch.Tensor.is_complex, parameters))
         self.sharded = wrappers(parameters)
         self._special = bool(self.sharded) or self._complex  # whether tensors in `state` are not those of the update
@@ -53,7 +53,7 @@ class GroupPlan(StepPlan):
         present, first, masters = self._present(rule)
         groups, make = {id(group): group for group in self._groups}, partial(self._make_states, rule)
         start = None if all(map(optimizer._starts_from_zeros, groups.values())) else self._start
-        states = match_states(rule, self._weights, present, first, self._narrow, make, start, masters)
+        states = match_states(rule, self._weights, present, first, self._narrow, make, start, masters, self._on_host)
         changed = {i: (old, new) for i, (old, new) in enumerate(zip(present, states, strict=True)) if new is not old}
         self._show(rule, {i: {k: v for k, v in new.items() if v is not old.get(k)} for i, (old, new) in changed.items()})
         self._join_numbers(rule, states)
@@ -169,7 +169,7 @@ class GroupPlan(StepPlan):
 
     def _make_states(self, rule: Rule | TensorRule, weights: list[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
         """Return states of zeros for each weight, each in memory of its own, as in torch."""
-        return states_for(rule, weights, self._narrow, separate=True)
+        return states_for(rule, weights, self._narrow, separate=True, on_host=self._on_host)
 
     def _start(self, i: int, new: State, missing: list[str]) -> None:
         self._optimizer._initialize_states(self._groups[i], self._weights[i], new)

@@ -64,7 +64,9 @@ class SGD(FusedOptimizer, torch.optim.SGD):
 
     Args:
         state_dtype: the storage of the momentum: None or "float32", "bfloat16", "8bit" or "4bit"; see
-            `tristep.optimizer.RuleOptimizer`. A group may have its own. Other arguments are torch's.
+            `tristep.optimizer.RuleOptimizer`. A group may have its own.
+        state_device: "cpu" keeps the momentum of a GPU's parameters in memory of the host; see there. A group may have its
+            own. Other arguments are torch's.
     """
 
     _keys: ClassVar = {"mom": "momentum_buffer"}
@@ -85,8 +87,9 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         differentiable: bool = False,
         fused: bool | None = None,
         state_dtype: str | None = None,
+        state_device: str | None = None,
     ) -> None:
-        self._state_dtype = state_dtype
+        self._storage = {"state_dtype": state_dtype, "state_device": state_device}
         switches: Any = {"maximize": maximize, "foreach": foreach, "differentiable": differentiable, "fused": fused}
         super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, **switches)
 
@@ -121,7 +124,9 @@ class Adam(FusedOptimizer, torch.optim.Adam):
 
     Args:
         state_dtype: the storage of the averages: None or "float32", "bfloat16", "8bit" or "4bit"; see
-            `tristep.optimizer.RuleOptimizer`. A group may have its own. Other arguments are torch's.
+            `tristep.optimizer.RuleOptimizer`. A group may have its own.
+        state_device: "cpu" keeps the averages of a GPU's parameters in memory of the host; see there. A group may have its
+            own. Other arguments are torch's.
     """
 
     _keys: ClassVar = {"mean": "exp_avg", "var": "exp_avg_sq", "largest": "max_exp_avg_sq"}
@@ -142,8 +147,9 @@ class Adam(FusedOptimizer, torch.optim.Adam):
         fused: bool | None = None,
         decoupled_weight_decay: bool = False,
         state_dtype: str | None = None,
+        state_device: str | None = None,
     ) -> None:
-        self._state_dtype = state_dtype
+        self._storage = {"state_dtype": state_dtype, "state_device": state_device}
         switches: Any = {"maximize": maximize, "foreach": foreach, "differentiable": differentiable, "fused": fused}
         switches |= {"capturable": capturable, "decoupled_weight_decay": decoupled_weight_decay}
         _TorchAdam.__init__(self, params, lr, betas, eps, weight_decay, amsgrad, **switches)  # AdamW's, too
@@ -174,7 +180,9 @@ class AdamW(Adam, torch.optim.AdamW):
 
     Args:
         state_dtype: the storage of the averages: None or "float32", "bfloat16", "8bit" or "4bit"; see
-            `tristep.optimizer.RuleOptimizer`. A group may have its own. Other arguments are torch's.
+            `tristep.optimizer.RuleOptimizer`. A group may have its own.
+        state_device: "cpu" keeps the averages of a GPU's parameters in memory of the host; see there. A group may have its
+            own. Other arguments are torch's.
     """
 
     def __init__(
@@ -192,9 +200,11 @@ class AdamW(Adam, torch.optim.AdamW):
         differentiable: bool = False,
         fused: bool | None = None,
         state_dtype: str | None = None,
+        state_device: str | None = None,
     ) -> None:
         switches: Any = {"maximize": maximize, "foreach": foreach, "differentiable": differentiable, "fused": fused}
-        more: Any = {"capturable": capturable, "decoupled_weight_decay": True, "state_dtype": state_dtype}
+        more: Any = {"capturable": capturable, "decoupled_weight_decay": True}
+        more |= {"state_dtype": state_dtype, "state_device": state_device}
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **switches, **more)
 
 
@@ -435,7 +445,7 @@ class Muon(FusedOptimizer, _TorchMuon):
     `ns_steps` may be None, for as many steps as the list has. A group may have options that torch does not have, see
     `tristep.optimizer.Muon`: "gram", by default False, and "iteration_dtype", by default "bfloat16", with which numbers are
     torch's up to rounding (None chooses the fastest, or most accurate, for each matrix); "split", a number of equal blocks
-    of rows, a list of their rows, or a pattern of rows; and "state_dtype".
+    of rows, a list of their rows, or a pattern of rows; "state_dtype" and "state_device".
     """
 
     _keys: ClassVar = {"mean": "momentum_buffer"}

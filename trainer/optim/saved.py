@@ -14,12 +14,12 @@ import torch
 
 from ...kernels import TensorRule, storage
 from ...kernels.messages import listed
-from ...kernels.states import PACK_FROM
+from ...kernels.states import PACK_FROM, copies_on_host
 from ..optimizer import registered
 from ..serialization import HINT, MOST_UPDATES, Loaded, match, refuse_common
 from ..validation import integer
 from . import shards
-from .groups import MASTER_KEY, Group, GroupOptimizer, as_real, name_of
+from .groups import MASTER_KEY, STORAGE, Group, GroupOptimizer, as_real, name_of
 
 
 @contextmanager
@@ -68,12 +68,35 @@ def converted(optimizer: GroupOptimizer, saved: Mapping[str, Any]) -> dict[str, 
         if k < len(optimizer.param_groups) and "state_dtype" in optimizer.param_groups[k]:
             # A file without this option, such as one of torch's, leaves the storage of states to the optimizer.
             options = {"state_dtype": group.get("state_dtype", optimizer.param_groups[k]["state_dtype"]), **options}
-        groups[k] = {**group, **options}
+        groups[k] = {name: value for name, value in {**group, **options}.items() if name != "state_device"}
+        if k < len(optimizer.param_groups) and "state_device" in optimizer.param_groups[k]:
+            groups[k]["state_device"] = optimizer.param_groups[k]["state_device"]  # it says nothing of the numbers
         for parameter in group.get("params", ()):
             row = state.get(parameter)
             if isinstance(row, Mapping):
                 state[parameter] = {keys.get(key, key): value for key, value in row.items()}
     return {**saved, "param_groups": groups, "state": state}
+
+
+def on_host(optimizer: GroupOptimizer, saved: Mapping[str, Any]) -> Mapping[Any, Any]:
+    """Return saved states, copied to memory of the host where they belong there: torch would copy them to the GPU."""
+    if not any(map(optimizer._on_host, optimizer.param_groups)):
+        return saved["state"]
+    state = dict(saved["state"])
+    for group, current in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+        parameters = zip(group["params"], current["params"], strict=True) if optimizer._on_host(current) else ()
+        for key, parameter in parameters:
+            row = state.get(key)
+            if parameter.device.type != "cuda" or shards.is_dtensor(parameter) or not isinstance(row, Mapping):
+                continue
+            names = [name for name, each in row.items() if name != MASTER_KEY and _is_like(each, parameter)]
+            copies = copies_on_host([row[name] for name in names], parameter.device)
+            state[key] = {**row, **dict(zip(names, copies, strict=True))}
+    return state
+
+
+def _is_like(value: Any, parameter: torch.Tensor) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided and value.shape == parameter.shape != ()
 
 
 def check_sizes(groups: Sequence[Group], saved: Mapping[str, Any]) -> None:
@@ -215,8 +238,7 @@ def check_numbers(optimizer: GroupOptimizer, saved: Mapping[str, Any], shown: Co
         # Booleans are not checked: some that torch saves, such as `capturable`, would be refused, but do no harm here.
         kinds = (int, float, str, tuple, list)
         options = {n: v for n, v in options.items() if isinstance(v, kinds) and not isinstance(v, bool)}
-        if "state_dtype" in group:
-            options["state_dtype"] = group["state_dtype"]
+        options |= {name: group[name] for name in STORAGE if name in group}
         _check_options(type(optimizer), k, options)
         _check_slots(optimizer, k, group, state)
     for key, row in state.items():
@@ -235,10 +257,10 @@ def _check_slots(optimizer: GroupOptimizer, k: int, group: Mapping[str, Any], st
     """Raise if group `k` has states of another optimizer: missing states would start at 0, with that optimizer's counts."""
     current, rows = optimizer.param_groups[k], [state.get(key) for key in group.get("params", ())]
     rule = optimizer._rule({**optimizer.defaults, **group})
-    saved_options = {*group, "state_dtype"}  # only groups that use state_dtype have this key
+    saved_options = {*group, *STORAGE}
     # torch adds "differentiable" to the defaults of an optimizer that was loaded or copied once.
     lacks_options = bool(optimizer.defaults.keys() - saved_options - {"differentiable"})
-    added = saved_options - current.keys() - {"state_dtype"}
+    added = saved_options - current.keys() - {*STORAGE}
     keys = [optimizer._keys.get(slot, slot) for slot in rule.slots]
     known = {"step", *optimizer._shown, *keys, MASTER_KEY}
     for i, (parameter, row) in enumerate(zip(current["params"], rows, strict=False)):
@@ -300,7 +322,7 @@ def _check_options(klass: Any, k: int, options: Mapping[str, Any]) -> None:
     klass = next(base for base in klass.__mro__ if base.__module__.partition(".")[0] == package or "_klass" in vars(base))
     arguments = inspect.signature(klass).parameters
     group = {"params": [torch.nn.Parameter(torch.zeros(1, 1))]}
-    group |= {name: v for name, v in options.items() if name == "state_dtype"}  # not all constructors know it
+    group |= {name: v for name, v in options.items() if name in STORAGE}  # not all constructors know them
     try:
         klass([group], **{name: v for name, v in options.items() if name in arguments})
     except (TypeError, ValueError) as error:

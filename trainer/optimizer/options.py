@@ -105,6 +105,10 @@ def check_state_dtype(value: Any, name: str, rule: Any) -> None:
         raise ValueError(f"state_dtype={value!r}: must be None for {name}, {why}")
 
 
+def state_device(name: str, value: Any) -> str:
+    return choice(name, str(value) if isinstance(value, torch.device) else value, ("cpu",))
+
+
 def _refuse_decoupled(optimizer: Any) -> None:
     if not optimizer.couples_wd:
         decays = {"wd", "decay", *optimizer.decoupled_weight_decay} & set(optimizer.rule.hyper)
@@ -147,6 +151,7 @@ OPTIONS = [
     Option("skip_norm", None, number, above=0, by_norm=True),
     Option("skip_nonfinite", False, boolean, by_norm=True),
     Option("state_dtype", None, _state_dtype, refuse=_refuse_state_dtype),
+    Option("state_device", None, state_device),
     Option("stochastic_rounding", False, boolean),
     Option("rounding_seed", 0, integer, low=0, of="stochastic_rounding"),
 ]

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from ...kernels import Rule, TensorRule, Update, storage, transforms
+from ...kernels import Rule, TensorRule, Update, host_memory, storage, transforms
 from ...kernels.graphs import for_all_steps
 from ...kernels.language import Derivation, derivations
 from ...kernels.states import slot_dtypes, state_type, states_for
@@ -71,6 +71,9 @@ class RuleOptimizer(Optimizer):
             otherwise not change; weights that are not contiguous or have fewer than 4,096 elements keep float32 states.
             Saved states of another dtype are converted when loaded (Dettmers et al. 2022, "8-bit Optimizers via Block-wise
             Quantization"; Li et al. 2023, "Memory Efficient Optimizers with 4-bit States").
+        state_device: "cpu" keeps the states of a GPU's weights in page-locked memory of the host, where the kernels read and
+            write them over the bus: the same numbers, less memory of the GPU, slower steps. Masters, and states of another
+            shape than the weight's, stay on the GPU. Default None: on the weight's device.
         stochastic_rounding: round bfloat16 weights without a master, 24-bit masters and bfloat16 states up or down at
             random, so that the rounding error has mean 0; equal in every run with the same `rounding_seed` (Gupta et al.
             2015, "Deep Learning with Limited Numerical Precision").
@@ -117,6 +120,7 @@ class RuleOptimizer(Optimizer):
     lookahead: int | None
     ema_decay: float | None
     state_dtype: str | None
+    state_device: str | None
     stochastic_rounding: bool
     rounding_seed: int
 
@@ -420,7 +424,7 @@ class RuleOptimizer(Optimizer):
 
     def states_for(self, weights: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
         """Return zero-filled states of `composed_rule`, a tuple of tensors for each weight."""
-        return states_for(self.composed_rule, weights, self.narrow)
+        return states_for(self.composed_rule, weights, self.narrow, on_host=self.state_device is not None)
 
     def check_storage(self, name: str, weight: torch.Tensor) -> None:
         """Raise if the options on storage do not support the dtype of a weight.
@@ -436,6 +440,8 @@ class RuleOptimizer(Optimizer):
             raise ValueError(
                 f"state_dtype={self.state_dtype!r}: {name} is torch.float64, and so are its states; it must be None"
             )
+        if self.state_device is not None:
+            host_memory.check_device(name, weight.device)
         if self.stochastic_rounding and weight.dtype == torch.float16 and not self.keeps_master(weight):
             raise ValueError(f"stochastic_rounding=True: {name} is torch.float16; it must be torch.bfloat16 or wider")
         if self.multi_precision in SPLIT_MASTERS and weight.dtype == torch.float16:

@@ -13,7 +13,7 @@ import torch
 
 from ...kernels import Rule, TensorRule, Update, storage
 from ...kernels.layouts import first_alike
-from ...kernels.states import goes_with, master_like, slot_dtypes, state_type
+from ...kernels.states import goes_with, master_like, slot_dtypes, slots_on_host, state_type
 from .counts import Index
 from .rule_optimizer import RuleOptimizer
 
@@ -45,6 +45,7 @@ def match_states(
     make: Callable[[list[torch.Tensor]], Sequence[Sequence[torch.Tensor]]],
     start: Callable[[int, State, list[str]], None] | None,
     masters: Sequence[torch.dtype | None],
+    on_host: bool = False,
 ) -> list[State]:
     """Return states and masters that fit the weights as they are now, converting existing ones and creating missing ones.
 
@@ -57,13 +58,15 @@ def match_states(
         start: fills the new states of weight `i`, given (i, states, slots that will not be converted from existing ones).
             None: they start from zeros.
         masters: for each weight, the dtype of the master that it must have; None for no master.
+        on_host: whether states of a GPU's weights must be in memory of the host; `make` puts new ones there.
     """
     fitting: dict[int, list[str]] = {}  # by the first weight of each kind, the slots whose tensors are kept
     for i in set(first):
         weight, state = weights[i], states[i]
         dtypes = slot_dtypes(rule, weight.dtype, state_type(weight, narrow), weight.shape)
-        pairs = zip(rule.slots, dtypes, strict=True)
-        fitting[i] = [slot for slot, dtype in pairs if slot in state and goes_with(state[slot], weight, dtype)]
+        places = [on_host and there for there in slots_on_host(rule, weight.shape)]
+        forms = zip(rule.slots, dtypes, places, strict=True)
+        fitting[i] = [slot for slot, dtype, at in forms if slot in state and goes_with(state[slot], weight, dtype, at)]
     fit = {i for i, slots in fitting.items() if len(slots) == len(rule.slots)}
     unfit = [i for i, like in enumerate(first) if like not in fit]
     matched = list(states)

@@ -284,8 +284,9 @@ class UpdaterPlan(StepPlan):
         of_kind = {i: optimizer.master_dtype(self._weights[i]) for i in kinds}
         masters = [of_kind[i] for i in first]
         start = None if optimizer.starts_from_zeros else self._start
+        make, on_host = optimizer.states_for, optimizer.state_device is not None
         matched = self._states[rule] = match_states(
-            rule, self._weights, states, first, optimizer.narrow, optimizer.states_for, start, masters
+            rule, self._weights, states, first, optimizer.narrow, make, start, masters, on_host
         )
         updater.state.update(zip(self._indices, matched, strict=True))
         update = Update(

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...kernels import Rule, storage
-from ...kernels.states import goes_with, slot_dtypes, state_type, states_for
+from ...kernels.states import goes_with, slot_dtypes, slots_on_host, state_type, states_for
 from .. import lr_scheduler
 from ..lr_scheduler.config import checked_attributes, saved_attributes
 from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer, Updater
@@ -110,7 +110,7 @@ def restore(
         settings = part_state["settings"]
         # How states are stored is the trainer's own choice, for masters if there are any in both.
         converted = settings.get("multi_precision") and part.multi_precision
-        stays = ("state_dtype", "multi_precision") if converted else ("state_dtype",)
+        stays = ("state_dtype", "state_device", *(("multi_precision",) if converted else ()))
         restored = {name: value for name, value in settings.items() if name not in stays}
         schedule, attributes = _saved_schedule(part, part_state["lr_scheduler"])
         _warn_of_end(part.lr_scheduler, schedule, saved["num_update"])
@@ -161,10 +161,11 @@ def _saved_states(
     kept = {
         name: {slot: present[name][slot] for slot in slots}
         for name, slots in saved["state"].items()
-        if name in present and _fits(rule, weights[name], present[name], slots, optimizer.narrow)
+        if name in present and _fits(optimizer, rule, weights[name], present[name], slots)
     }
     new = [name for name in weights if name not in kept]
-    made = dict(zip(new, states_for(rule, [weights[name] for name in new], optimizer.narrow), strict=True))
+    zeros = states_for(rule, [weights[name] for name in new], optimizer.narrow, on_host=optimizer.state_device is not None)
+    made = dict(zip(new, zeros, strict=True))
     for name, slots in saved["state"].items():
         if name in kept:
             overwritten += [(tensor, slots[slot]) for slot, tensor in kept[name].items()]
@@ -184,17 +185,19 @@ def _saved_states(
 
 
 def _fits(
-    rule: Rule, weight: torch.Tensor, state: State, slots: Mapping[str, torch.Tensor], narrow: torch.dtype | None
+    optimizer: RuleOptimizer, rule: Rule, weight: torch.Tensor, state: State, slots: Mapping[str, torch.Tensor]
 ) -> bool:
     """Return whether `slots` are of a mapped file, and `state` would be made for them as it is."""
-    dtypes = dict(zip(rule.slots, slot_dtypes(rule, weight.dtype, state_type(weight, narrow), weight.shape), strict=True))
+    dtypes = slot_dtypes(rule, weight.dtype, state_type(weight, optimizer.narrow), weight.shape)
+    places = [optimizer.state_device is not None and there for there in slots_on_host(rule, weight.shape)]
+    forms = dict(zip(rule.slots, zip(dtypes, places, strict=True), strict=True))
     return (
         has_slots(rule, state)
         and all(slot in state for slot in slots)
         and all(
             mapping.is_mapped(tensor)
             and (state[slot].shape, state[slot].dtype) == (tensor.shape, tensor.dtype)
-            and goes_with(state[slot], weight, dtypes.get(slot, tensor.dtype))
+            and goes_with(state[slot], weight, *forms.get(slot, (tensor.dtype,)))
             for slot, tensor in slots.items()
         )
     )

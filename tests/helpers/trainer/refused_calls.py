@@ -19,6 +19,7 @@ CREATED = [
     ("sgd", {"state_dtype": "8bit"}, ValueError, "state_dtype='8bit': must be None for SGD, as it has no states"),
     ("adagrad", {"state_dtype": "4bit"}, ValueError, "must be None for AdaGrad, as all its states are weights or sums"),
     ("adafactor", {"state_dtype": "bfloat16"}, ValueError, "must be None for Adafactor, none of whose states"),
+    ("adam", {"state_device": "cuda"}, ValueError, "state_device='cuda'"),
     # options and rules that do not go together
     ("muon", {"agc": 0.01, "cautious": True}, TypeError, "agc=0.01, cautious=True: Muon has a rule of whole tensors"),
     ("radam", {"decoupled_wd": True}, ValueError, "RAdam decays the weights apart from the gradient already"),
