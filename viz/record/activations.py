@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections import deque
 from typing import Any
 
 import torch
 from torch import nn
 
-from .probes import copy_to_host
+from .copies import Copies
 from .runs import Run
 
 __all__ = ["ActivationProbe"]
@@ -33,7 +32,7 @@ class ActivationProbe:
             raise ValueError(f"activations={type(module).__name__}(...) has no layer whose outputs could be measured")
         self.names = [f"{name} ({type(layer).__name__})".lstrip() for name, layer in layers.items()]
         self._every = every
-        self._rows: deque[tuple[int, torch.Tensor, torch.cuda.Event | None]] = deque()
+        self._rows = Copies()
         self._has_said = False
         self._hooks = [layer.register_forward_hook(_hook(weakref.ref(self), i)) for i, layer in enumerate(layers.values())]
         self.start()
@@ -59,7 +58,7 @@ class ActivationProbe:
             if self._now:
                 nothing = next(iter(self._now.values())).new_full((len(ACTIVATIONS),), torch.nan)
                 rows = [self._now.get(i, nothing).to(nothing.device) for i in range(len(self.names))]
-                self._rows.append((number, *copy_to_host(torch.stack(rows))))
+                self._rows.add(number, torch.stack(rows))
             elif not self._has_said:
                 self._has_said = True
                 warnings.warn(
@@ -76,15 +75,12 @@ class ActivationProbe:
 
     def read_into(self, run: Run) -> None:
         """Move what has arrived on the host into the run of layers."""
-        while self._rows and (self._rows[0][2] is None or self._rows[0][2].query()):
-            number, row, _ = self._rows.popleft()
+        for number, row in self._rows.arrived():
             values = row.numpy()
             run.add_tensors([number], {name: values[None, :, k] for k, name in enumerate(ACTIVATIONS)})
 
     def flush(self) -> None:
-        for _, _, event in self._rows:
-            if event is not None:
-                event.synchronize()
+        self._rows.wait()
 
     def close(self) -> None:
         for hook in self._hooks:

@@ -9,22 +9,21 @@ from __future__ import annotations
 import copy
 import math
 import weakref
-from collections import deque
 from typing import Any
 
 import numpy as np
 import torch
 
-from ...kernels import streams
 from ...kernels.storage import MasterKind, kind_of
 from ...trainer import Telemetry, Trainer
 from ...trainer.optim import shards
 from ...trainer.optimizer import Optimizer, RuleOptimizer
 from ...trainer.optimizer.multi import part_of
 from ...trainer.validation import integer
+from .copies import Copies
 from .runs import Run
 
-__all__ = ["OptimizerProbe", "TrainerProbe", "copy_to_host"]
+__all__ = ["OptimizerProbe", "TrainerProbe"]
 
 QUANTITIES = (
     *("weight_norm", "gradient_norm", "update_norm", "update_ratio"),
@@ -38,15 +37,6 @@ _ALONGSIDE: dict[MasterKind | None, str] = {
     MasterKind.SPLIT: "split master",
     MasterKind.SPLIT8: "24-bit master",
 }
-
-
-def copy_to_host(value: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-    """Start a copy to the CPU; return it and the event that marks its arrival, None if it is complete."""
-    if value.device.type != "cuda":
-        return value.cpu(), None
-    host = streams.pinned(*value.shape, dtype=value.dtype)
-    host.copy_(value, non_blocking=True)
-    return host, streams.record_event(value.device)
 
 
 class TrainerProbe:
@@ -203,7 +193,7 @@ class OptimizerProbe:
         if module is not None and not module_names.keys() & {id(param) for param in params}:
             raise ValueError("module has none of the parameters that source steps: give the module that source was made for")
         self._before: dict[int, torch.Tensor] | None = None
-        self._rows: deque[tuple[int, torch.Tensor, Any]] = deque()
+        self._rows = Copies()
         self._hooks = [optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)]
 
     def described(self) -> str:
@@ -244,7 +234,7 @@ class OptimizerProbe:
         self._add_up(rows, {i: shards.cut_among(param) for i, param in params.items()})
         weight, norm, update, product = torch.stack([row.to(rows[0].device) for row in rows]).unbind(1)
         row = torch.stack([weight, norm, update, update / weight, product / (norm * update)], dim=1)
-        self._rows.append((self.number, *copy_to_host(row)))
+        self._rows.add(self.number, row)
 
     @staticmethod
     def _add_up(rows: list[torch.Tensor], cuts: dict[int, shards.Cut]) -> None:
@@ -272,15 +262,12 @@ class OptimizerProbe:
         return bool(self._rows)
 
     def read_into(self, run: Run) -> None:
-        while self._rows and (self._rows[0][2] is None or self._rows[0][2].query()):
-            number, row, _ = self._rows.popleft()
+        for number, row in self._rows.arrived():
             values = row.numpy()
             run.add_tensors([number], {name: values[None, :, k] for k, name in enumerate(OF_HOOKS)})
 
     def flush(self) -> None:
-        for _, _, event in self._rows:
-            if event is not None:
-                event.synchronize()
+        self._rows.wait()
 
     def close(self) -> None:
         for hook in self._hooks:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from .probes import copy_to_host
+from .copies import Copies
 from .runs import Run, readable
 from .series import Series
 
@@ -20,7 +19,7 @@ class ScalarBuffer:
 
     def __init__(self) -> None:
         self._on_host: dict[str, tuple[list[int], list[float]]] = {}
-        self._copying: deque[tuple[int, str, torch.Tensor, torch.cuda.Event | None]] = deque()
+        self._copying = Copies()
 
     @property
     def pending(self) -> bool:
@@ -29,13 +28,13 @@ class ScalarBuffer:
     @property
     def next_step(self) -> int | None:
         """The earliest step with a value that is still being copied from a device; None if no copy is in flight."""
-        return self._copying[0][0] if self._copying else None
+        return self._copying.first[0] if self._copying else None
 
     def add(self, step: int, values: Mapping[str, float | torch.Tensor]) -> None:
         """Add the values of one step by name: the result of `checked_scalars`, or the followed elements [n] of weights."""
         for name, value in values.items():
             if isinstance(value, torch.Tensor):
-                self._copying.append((step, name, *copy_to_host(value)))
+                self._copying.add((step, name), value)
             else:
                 steps, numbers = self._on_host.setdefault(name, ([], []))
                 steps.append(step)
@@ -44,30 +43,22 @@ class ScalarBuffer:
     def poll(self, run: Run) -> None:
         """Move all values that are on the host into the run. Never waits for a device."""
         self._take_numbers(run)
-        while self._copying and (self._copying[0][3] is None or self._copying[0][3].query()):
-            self._take_first(run)
+        for (step, name), value in self._copying.arrived():
+            if value.ndim == 0:
+                run.add_scalars(step, {name: float(value)})
+            else:
+                run.add_weights(step, {name: value.float().numpy()})
 
     def flush(self, run: Run) -> None:
         """Wait for all copies, and move all values into the run."""
-        self._take_numbers(run)
-        while self._copying:
-            event = self._copying[0][3]
-            if event is not None:
-                event.synchronize()
-            self._take_first(run)
+        self._copying.wait()
+        self.poll(run)
 
     def _take_numbers(self, run: Run) -> None:
         for name, (steps, values) in self._on_host.items():
             run.scalars.setdefault(name, Series()).extend(steps, values)
         run.version += bool(self._on_host)
         self._on_host = {}
-
-    def _take_first(self, run: Run) -> None:
-        step, name, value, _ = self._copying.popleft()
-        if value.ndim == 0:
-            run.add_scalars(step, {name: float(value)})
-        else:
-            run.add_weights(step, {name: value.float().numpy()})
 
 
 def checked_scalars(scalars: Mapping[str, Any]) -> dict[str, float | torch.Tensor]:
