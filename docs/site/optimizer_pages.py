@@ -9,10 +9,13 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import formulas
 import text_pages
+from latex2mathml.converter import convert
 
 from tristep import viz
-from tristep.kernels import Rule
+from tristep.kernels import Rule, TensorRule
+from tristep.kernels.language.shaped_rule import ShapedRule
 from tristep.trainer.optimizer import create, registered
 
 __all__ = ["write"]
@@ -51,15 +54,14 @@ def _page(cls: type, row: dict[str, str], race: str) -> str:
     optimizer = create(cls.__name__.lower())
     rule = optimizer.rule  # type: ignore[attr-defined]
     function = inspect.unwrap(rule.fn)
-    said = (inspect.getdoc(function) or "").split("\n\n")
-    formula = "\n\n".join(each if each.startswith(" ") else textwrap.fill(" ".join(each.split()), 78) for each in said)
     parts = [
         f"# {cls.__name__}",
         row["what"],
         f'```python\ntrainer = tristep.Trainer(net, "{cls.__name__.lower()}", {{"learning_rate": {optimizer.lr}}})\n```',
         f"**Source**: {row['source']}",
         "## Formula",
-        f"```text\n{formula}\n```" if formula else "",
+        _formula(rule),
+        *_with_momentum(cls, rule),
         "## What it keeps and moves",
         f"- State of each parameter: {row['state']}",
         f"- Bytes that a step moves for each float32 element: {row['bytes'] or 'depends on the shape'}",
@@ -73,6 +75,44 @@ def _page(cls: type, row: dict[str, str], race: str) -> str:
     ]
     lines = "\n\n".join(filter(None, parts)) + "\n"
     return lines.replace("\n\n- Bytes", "\n- Bytes").replace("\n\n- Engines", "\n- Engines")
+
+
+def _formula(rule: Any) -> str:
+    """What its docstring says, its assignments, and what their symbols are called in the code."""
+    said = [_said(inspect.getdoc(inspect.unwrap(rule.fn)) or "")]
+    if isinstance(rule, ShapedRule):
+        return "\n\n".join([*said, *(_formula(part) for part in rule.rules)])
+    if isinstance(rule, TensorRule):
+        return said[0]
+    steps = formulas.steps(rule)
+    lines = "".join(convert(formulas.latex(step), display="block") for step in steps)
+    used = {name.rstrip("'") for step in steps for name in (step.target, *formulas.names(step.value))}
+    called = [f"<span>{convert(symbol)}</span> is `{name}`" for name, symbol in formulas.SYMBOLS.items() if name in used]
+    if any(name.startswith("correction") for name in used):
+        called.append(f"<span>{convert('t')}</span> counts the parameter's updates")
+    legend = f"Here {', '.join(called)}." if called else ""
+    return "\n\n".join([*said, f'<div class="formula">{lines}</div>', legend])
+
+
+def _with_momentum(cls: type, rule: Any) -> list[str]:
+    """The formula of the rule that the optimizer takes for a momentum, if it is another one."""
+    if "momentum" not in inspect.signature(cls).parameters:
+        return []
+    other = create(cls.__name__.lower(), momentum=0.9).rule  # type: ignore[attr-defined]
+    return [] if other.name == rule.name else [f"### With `momentum`\n\n{_formula(other)}"]
+
+
+def _said(text: str) -> str:
+    """A docstring as Markdown in which only code is marked."""
+    parts = []
+    for paragraph in text.split("\n\n"):
+        if paragraph.startswith(" "):
+            parts.append(f"```text\n{textwrap.dedent(paragraph)}\n```")
+            continue
+        codes = re.split(r"(`[^`]+`)", " ".join(paragraph.split()))
+        plain = (code if k % 2 else re.sub(r"([*_<])", r"\\\1", code) for k, code in enumerate(codes))
+        parts.append("".join(plain))
+    return "\n\n".join(filter(None, parts))
 
 
 def _race(name: str, pages: Path) -> str:
