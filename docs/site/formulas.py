@@ -7,6 +7,7 @@ them. What a rule does only against overflow is left out of its formula: `PLAIN`
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
@@ -330,7 +331,12 @@ def symbol(name: str) -> str:
 
 def _latex(node: ast.expr, level: int) -> str:
     text, own = _written(node)
-    return rf"\left( {text} \right)" if own < level else text
+    return _in_parentheses(text) if own < level else text
+
+
+def _in_parentheses(text: str) -> str:
+    """Parentheses grow with fractions; around a line they would be too high."""
+    return rf"\left( {text} \right)" if re.search(r"\\(?:frac|sqrt|begin)", text) else f"({text})"
 
 
 def _written(node: ast.expr) -> tuple[str, int]:
@@ -358,11 +364,11 @@ def _written(node: ast.expr) -> tuple[str, int]:
     if called == "abs":
         return rf"\left| {arguments[0]} \right|", ATOM
     if called == "clipped":
-        return rf"\operatorname{{clip}}_{{{arguments[1]}}} \left( {arguments[0]} \right)", ATOM
+        return rf"\operatorname{{clip}}_{{{arguments[1]}}}{_in_parentheses(arguments[0])}", ATOM
     if called == "normal":
         return r"\operatorname{normal}", ATOM
     name = CALLED.get(called, rf"\operatorname{{{called}}}")
-    return rf"{name} \left( {', '.join(arguments)} \right)", ATOM
+    return f"{name}{_in_parentheses(', '.join(arguments))}", ATOM
 
 
 def _cases(node: ast.Call) -> str:

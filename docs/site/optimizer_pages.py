@@ -40,17 +40,17 @@ def write(root: Path, pages: Path, raced: list[str] | None = None) -> list[Any]:
         )
         rows[cls.__name__] = f"optimizers/{name}.md"
         race = _race(name, pages) if raced is None or name in raced else ""
-        (pages / "optimizers" / f"{name}.md").write_text(_page(cls, row, race), encoding="utf-8")
+        (pages / "optimizers" / f"{name}.md").write_text(_page(root, cls, row, race), encoding="utf-8")
     text = (root / "docs" / "optimizers.md").read_text(encoding="utf-8")
     text = text_pages.linked(text, "docs/optimizers.md", "optimizers/index.md", root, pages)
     linked = re.sub(
         r"^\| (\w+) \|", lambda m: f"| [{m[1]}]({rows[m[1]].split('/')[1]}) |" if m[1] in rows else m[0], text, flags=re.M
     )
-    (pages / "optimizers" / "index.md").write_text(linked, encoding="utf-8")
+    (pages / "optimizers" / "index.md").write_text(text_pages.page(linked, "docs/build_optimizers.py"), encoding="utf-8")
     return ["optimizers/index.md", *({name: page} for name, page in rows.items())]
 
 
-def _page(cls: type, row: dict[str, str], race: str) -> str:
+def _page(root: Path, cls: type, row: dict[str, str], race: str) -> str:
     optimizer = create(cls.__name__.lower())
     rule = optimizer.rule  # type: ignore[attr-defined]
     function = inspect.unwrap(rule.fn)
@@ -74,7 +74,8 @@ def _page(cls: type, row: dict[str, str], race: str) -> str:
         f"::: {cls.__module__}.{cls.__qualname__}\n    options:\n      members: false\n      show_root_toc_entry: true\n",
     ]
     lines = "\n\n".join(filter(None, parts)) + "\n"
-    return lines.replace("\n\n- Bytes", "\n- Bytes").replace("\n\n- Engines", "\n- Engines")
+    lines = lines.replace("\n\n- Bytes", "\n- Bytes").replace("\n\n- Engines", "\n- Engines")
+    return text_pages.page(lines, Path(inspect.getfile(function)).resolve().relative_to(root).as_posix())
 
 
 def _formula(rule: Any) -> str:

@@ -8,7 +8,7 @@ import re
 import shutil
 from pathlib import Path
 
-__all__ = ["linked", "write"]
+__all__ = ["WIDE", "linked", "page", "write"]
 
 GUIDE = "docs/guide.md"
 HOW_TOS = {  # file, title, the guide's sections, further pages
@@ -36,7 +36,10 @@ HOW_TOS = {  # file, title, the guide's sections, further pages
     "telemetry": ("What each layer does", ("What each layer does",), ("notebooks.md", "tutorials/06_watching_weights.md")),
     "everything": ("What there is", ("What there is",), ("optimizers/index.md",)),
 }
+FIRST = ("docs/choosing.md", "docs/errors.md")  # for newcomers
 TEXTS = {  # of the repository: where it is in the site, and what the contents call it
+    "docs/choosing.md": ("choosing.md", "Which optimizer, precision, store"),
+    "docs/errors.md": ("errors.md", "Errors and remedies"),
     "docs/notebooks.md": ("notebooks.md", "In a notebook"),
     "docs/checkpoints.md": ("checkpoints.md", "Checkpoints"),
     "docs/integrations.md": ("integrations.md", "In other training libraries"),
@@ -54,13 +57,20 @@ MOVED = {source: target for source, (target, _) in TEXTS.items()} | {
     "README.md": "index.md",
     "docs/optimizers.md": "optimizers/index.md",
 }
+WIDE = "hide: [toc]"
+LOOKS = {
+    "CHANGELOG.md": ("search: {boost: 0.01}",),
+    "docs/choosing.md": (WIDE,),
+}  # the changelog names all and explains nothing
+BUTTONS = re.compile(r"^\[[^\n]+\]\([^)\n]+\)(?: · \[[^\]\n]+\]\([^)\n]+\))+$", re.MULTILINE)  # links on a line of their own
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
 def write(root: Path, pages: Path) -> dict[str, list[dict[str, str]]]:
     """Write the pages; the contents, by chapter."""
-    home = (root / "README.md").read_text(encoding="utf-8")
-    (pages / "index.md").write_text(linked(home, "README.md", "index.md", root, pages), encoding="utf-8")
+    home = linked((root / "README.md").read_text(encoding="utf-8"), "README.md", "index.md", root, pages)
+    home = BUTTONS.sub(lambda match: _buttons(match[0]), home, count=1)
+    (pages / "index.md").write_text(page(home, "README.md"), encoding="utf-8")
     sections = _sections((root / GUIDE).read_text(encoding="utf-8"))
     used = {part for _, parts, _ in HOW_TOS.values() for part in parts}
     files = {f"docs/{path.name}" for path in (root / "docs").glob("*.md")} - {GUIDE, "docs/package.md"}  # for an index
@@ -73,14 +83,24 @@ def write(root: Path, pages: Path) -> dict[str, list[dict[str, str]]]:
         text = f"# {title}\n" + "".join(f"{'' if part == title else f'## {part}'}\n{sections[part]}" for part in parts)
         text = linked(text, GUIDE, target, root, pages)
         more = "\n".join(f"- [{_title_of(page)}](../{page})" for page in further)
-        (pages / target).write_text(f"{text}\n## See also\n\n{more}\n", encoding="utf-8")
+        (pages / target).write_text(page(f"{text}\n## See also\n\n{more}\n", GUIDE), encoding="utf-8")
         how_tos.append({title: target})
     chapters: dict[str, list[dict[str, str]]] = {"Home": [{"tristep": "index.md"}], "How to": how_tos, "Guides": []}
     for source, (target, title) in TEXTS.items():
-        text = (root / source).read_text(encoding="utf-8")
-        (pages / target).write_text(linked(text, source, target, root, pages), encoding="utf-8")
-        chapters["Guides"].append({title: target})
+        text = linked((root / source).read_text(encoding="utf-8"), source, target, root, pages)
+        (pages / target).write_text(page(text, source, *LOOKS.get(source, ())), encoding="utf-8")
+        chapters["Home" if source in FIRST else "Guides"].append({title: target})
     return chapters
+
+
+def page(text: str, source: str, *more: str) -> str:
+    """A page made of this file of the repository. `more` are lines about it for the theme, as `WIDE` is one."""
+    return "\n".join(["---", f"source: {source}", *more, "---", "", text])
+
+
+def _buttons(line: str) -> str:
+    links = "\n".join(f"{link}{{ .md-button }}" for link in line.split(" · "))
+    return f'<div class="start" markdown="1">\n\n{links}\n\n</div>'
 
 
 def linked(text: str, source: str, target: str, root: Path, pages: Path) -> str:
@@ -91,10 +111,10 @@ def linked(text: str, source: str, target: str, root: Path, pages: Path) -> str:
 
     def changed(match: re.Match[str]) -> str:
         mark, label, link = match.groups()
-        if "://" in link or link.startswith("#"):
+        if "://" in link or (link.startswith("#") and source != GUIDE):  # sections of the guide are on several pages
             return match[0]
         link, _, anchor = link.partition("#")
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), link)) if link else GUIDE
         if path.endswith(".ipynb"):
             there = path.removesuffix(".ipynb") + ".md"
         elif path == GUIDE:

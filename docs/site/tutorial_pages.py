@@ -9,6 +9,7 @@ from typing import Any
 
 import jupytext
 import nbformat
+import text_pages
 from latex2mathml.converter import convert
 from nbclient import NotebookClient
 
@@ -70,7 +71,8 @@ def write(tutorials: Path, pages: Path, live: list[str]) -> list[dict[str, str]]
         shown = [cell for cell in notebook.cells if cell.get("id") != "install"]  # which is for those who run the notebook
         text = "\n\n".join(filter(None, (_cell(cell, number, files) for number, cell in enumerate(shown))))
         script = f"{FITTED}\n\n" if '<iframe class="view"' in text else ""
-        (pages / page).write_text(f"{script}{_links(text)}\n", encoding="utf-8")
+        text_page = text_pages.page(f"{script}{_links(text)}\n", f"tutorials/{name}.py")
+        (pages / page).write_text(text_page, encoding="utf-8")
         found = re.search(r"^# (.+)$", text, re.MULTILINE)
         assert found is not None, f"{name} has no title"
         contents.append({f"{int(name[:2])}. {found[1]}": page})
