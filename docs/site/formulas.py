@@ -336,7 +336,7 @@ def _latex(node: ast.expr, level: int) -> str:
 
 def _in_parentheses(text: str) -> str:
     """Parentheses grow with fractions; around a line they would be too high."""
-    return rf"\left( {text} \right)" if re.search(r"\\(?:frac|sqrt|begin)", text) else f"({text})"
+    return rf"\left( {text} \right)" if re.search(r"\\(?:frac|begin)", text) else f"({text})"
 
 
 def _written(node: ast.expr) -> tuple[str, int]:

@@ -111,7 +111,7 @@ def _said(text: str) -> str:
             parts.append(f"```text\n{textwrap.dedent(paragraph)}\n```")
             continue
         codes = re.split(r"(`[^`]+`)", " ".join(paragraph.split()))
-        plain = (code if k % 2 else re.sub(r"([*_<])", r"\\\1", code) for k, code in enumerate(codes))
+        plain = (code if k % 2 else re.sub(r"([*_])", r"\\\1", code.replace("<", "&lt;")) for k, code in enumerate(codes))
         parts.append("".join(plain))
     return "\n\n".join(filter(None, parts))
 

@@ -72,8 +72,8 @@ def test_each_formula_can_be_shown(rule):
 
 def test_adamw_reads_as_in_its_paper():
     assert [formulas.latex(step) for step in formulas.steps(rules.adamw)] == [
-        r"g \leftarrow \operatorname{clip}_{c} \left( g \right)",
-        r"m \leftarrow \beta_{1} \, m + \left( 1 - \beta_{1} \right) \, g",
-        r"v \leftarrow \beta_{2} \, v + \left( 1 - \beta_{2} \right) \, g^2",
+        r"g \leftarrow \operatorname{clip}_{c}(g)",
+        r"m \leftarrow \beta_{1} \, m + (1 - \beta_{1}) \, g",
+        r"v \leftarrow \beta_{2} \, v + (1 - \beta_{2}) \, g^2",
         r"w \leftarrow w - \left( \frac{\eta \, m}{\sqrt{v} + \epsilon} + \delta \, w \right)",
     ]

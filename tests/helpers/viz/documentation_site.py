@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 ROOT = Path(__file__).parents[3]
+ADDRESS = "https://docs.invalid/tristep/"  # of the site, for what needs one
 LINKS = {"a": "href", "link": "href", "script": "src", "img": "src", "iframe": "src"}
 
 
@@ -25,7 +26,7 @@ def built(tmp_path_factory, *arguments) -> Path:
     with FileLock(f"{site}.lock"):
         if not (site / "index.html").is_file():
             command = [sys.executable, ROOT / "docs" / "site" / "build.py", "--out", site, *arguments]
-            environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+            environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "SITE_URL": ADDRESS}
             result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
             assert result.returncode == 0, result.stdout + result.stderr
     return site
@@ -45,14 +46,14 @@ class Page(HTMLParser):
         found = dict(attrs)
         self.anchors |= {found[name] or "" for name in ("id", "name") if name in found}
         link = found.get(LINKS.get(tag, ""))
-        if link is not None:
+        if link is not None and found.get("rel") != "canonical":
             self.links.append((tag, link))
 
 
 def broken_links(site: Path) -> list[str]:
     """The links that lead nowhere, and what a page would load from another server."""
-    paths = [path for path in site.rglob("*.html") if path.name != "404.html"]  # which a server shows for any address
-    pages = {path.resolve(): Page(path) for path in paths}
+    pages = {path.resolve(): Page(path) for path in site.rglob("*.html")}
+    folder = urlsplit(ADDRESS).path  # 404.html, which a server shows for any address, has links that begin so
     broken = []
     for page in pages.values():
         for tag, link in page.links:
@@ -63,7 +64,10 @@ def broken_links(site: Path) -> list[str]:
                 continue
             if parts.scheme in ("data", "mailto", "javascript"):
                 continue
-            target = (page.path.parent / unquote(parts.path)).resolve() if parts.path else page.path.resolve()
+            place = page.path.parent / unquote(parts.path)
+            if page.path.name == "404.html" and parts.path.startswith(folder):
+                place = site / unquote(parts.path).removeprefix(folder)
+            target = place.resolve() if parts.path else page.path.resolve()
             target = target / "index.html" if target.is_dir() else target
             if not target.is_file():
                 broken.append(f"{page.path.relative_to(site)} -> {link}: no such file")
