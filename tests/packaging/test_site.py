@@ -54,7 +54,7 @@ def test_the_map_has_all_pages(site):
     places = re.findall(r"<loc>(.+?)</loc>", (site / "sitemap.xml").read_text(encoding="utf-8"))
     pages = {path.relative_to(site).as_posix() for path in site.rglob("*.html")} - {"404.html"}
     views = {page for page in pages if re.fullmatch(r"tutorials/\w+/view-\d+.html", page)}
-    assert {place.removeprefix(ADDRESS)or "index.html" for place in places} == pages - views
+    assert {place.removeprefix(ADDRESS) or "index.html" for place in places} == pages - views
 
 
 @pytest.mark.sample(0)
