@@ -33,15 +33,15 @@ SYMBOLS = {
     "lr": r"\eta",
     "wd": r"\lambda",
     "decay": r"\delta",
-    "clip": "c",
+    "clip": r"\tau",
     "momentum": r"\mu",
     "epsilon": r"\epsilon",
     "mean": "m",
-    "mom": "m",
+    "mom": "b",
     "var": "v",
     "one_over_scale": "s",
 }
-GREEK = ("alpha", "beta", "gamma", "epsilon", "eta", "rho")
+GREEK = ("alpha", "beta", "gamma", "epsilon", "rho")
 OVER = {
     ("sum", "tensor"): r"\sum",
     ("sum", "global"): r"\sum_{\text{all tensors}}",
@@ -74,7 +74,7 @@ class Step(NamedTuple):
 def steps(rule: Rule) -> list[Step]:
     """The assignments that an elementwise rule makes, in order; the last of each name is its new value.
 
-    Where a name is assigned twice, the old value is not read afterwards: a new one beside it has a prime.
+    Where a name is assigned twice, the old value is not read afterwards: a new value beside it has a name with a prime.
     """
     reader = _Reader()
     sums: list[ast.expr] = []
@@ -276,7 +276,7 @@ def _displayed(lines: dict[str, Step], outputs: dict[str, ast.expr]) -> list[Ste
     given = {name for name in needed if name not in lines} | {"w", "g", *outputs}
     bases = {name: lines[name].target for name in order}
     for name, end in ends.items():  # what becomes a state, or the weight, is called so from the start
-        if end in bases and bases[end] not in given:
+        if end in bases and bases[end] not in ("w", "g") and ends.get(bases[end]) != end:
             bases[end] = name
     last_read = {name: at for at, line in enumerate(order) for name in names(lines[line].value)}
     last_read |= dict.fromkeys(ends.values(), len(order))
@@ -312,8 +312,10 @@ def latex(step: Step) -> str:
 
 
 def symbol(name: str) -> str:
-    """A name in LaTeX."""
-    name, primes = name.rstrip("'"), "'" * (len(name) - len(name.rstrip("'")))
+    """A name in LaTeX; a prime says that the value is new, next to the old one."""
+    if name.endswith("'"):
+        text = symbol(name[:-1])
+        return rf"{text}{'^' if '_' in text else '_'}{{\text{{new}}}}"
     base = name.rstrip("0123456789")
     if base in GREEK:
         text = rf"\{base}" + (f"_{{{name[len(base) :]}}}" if base != name else "")
@@ -326,7 +328,7 @@ def symbol(name: str) -> str:
         text = rf"{symbol(rest)}_{{\text{{{first}}}}}"
     else:
         text = rf"\text{{{name.replace('_', ' ')}}}"
-    return f"{text}{primes}"
+    return text
 
 
 def _latex(node: ast.expr, level: int) -> str:

@@ -88,6 +88,9 @@ def write(root: Path, pages: Path) -> dict[str, list[dict[str, str]]]:
     chapters: dict[str, list[dict[str, str]]] = {"Home": [{"tristep": "index.md"}], "How to": how_tos, "Guides": []}
     for source, (target, title) in TEXTS.items():
         text = linked((root / source).read_text(encoding="utf-8"), source, target, root, pages)
+        if source == "docs/choosing.md":
+            heading, _, rest = text.partition("\n")
+            text = f'{heading}\n\n<div class="compact" markdown="1">\n{rest}\n</div>\n'
         (pages / target).write_text(page(text, source, *LOOKS.get(source, ())), encoding="utf-8")
         chapters["Home" if source in FIRST else "Guides"].append({title: target})
     return chapters

@@ -66,13 +66,15 @@ def test_the_formula_does_what_the_papers_say(rule, case, eager_place):
 def test_each_formula_can_be_shown(rule):
     from latex2mathml.converter import convert
 
-    for step in formulas.steps(rule):
-        assert convert(formulas.latex(step)).startswith("<math")
+    steps = formulas.steps(rule)
+    assert all(convert(formulas.latex(step)).startswith("<math") for step in steps)
+    names = {name for step in steps for name in (step.target, *formulas.names(step.value))}
+    assert len({formulas.symbol(name) for name in names}) == len(names)  # nor do two names look alike
 
 
 def test_adamw_reads_as_in_its_paper():
     assert [formulas.latex(step) for step in formulas.steps(rules.adamw)] == [
-        r"g \leftarrow \operatorname{clip}_{c}(g)",
+        r"g \leftarrow \operatorname{clip}_{\tau}(g)",
         r"m \leftarrow \beta_{1} \, m + (1 - \beta_{1}) \, g",
         r"v \leftarrow \beta_{2} \, v + (1 - \beta_{2}) \, g^2",
         r"w \leftarrow w - \left( \frac{\eta \, m}{\sqrt{v} + \epsilon} + \delta \, w \right)",
