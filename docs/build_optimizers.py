@@ -36,7 +36,7 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
   and ema_decay one that is read and written at every step; clip_norm, skip_norm and skip_nonfinite together read the
   gradients once more, agc also the weights, cautious all that the rule reads. Those with rules of whole matrices take
   {whole} of these.
-- How it is stored: all optimizers with rules take state_dtype, stochastic_rounding, rounding_seed and
+- How it is stored: all optimizers with rules take state_dtype, state_device, stochastic_rounding, rounding_seed and
   `multi_precision="remainder"` or `"split8"`. States that are weights or sums over all steps stay float32, and so do the two
   averages whose difference centered RMSProp takes. For each element of AdamW, the bytes that a step moves, and those kept
   in addition to weight and gradient:
@@ -71,12 +71,15 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
   `stochastic_rounding=True`. Masters of one kind are converted to another when they are loaded;
   `trainer.float32_weights()` and `load_float32_weights` take whole weights out of any of them, and back.
 
+  With `state_device="cpu"` the states of a GPU's weights are in memory of the host, with the same numbers: see
+  [states in memory of the host](gpu.md#states-in-memory-of-the-host) for what that costs.
+
   8-bit states are a byte for each element and a float32, their scale, for each 128 of them; 4-bit states are half a byte and
   as many scales (see `kernels/storage/packed.py`). Both are always rounded at random, the same at every run with the same
   `rounding_seed`. Weights of fewer than 4,096 elements, or whose elements are not in C's order, have float32 states; sparse
   gradients need `lazy_update=False`. What an outlier, an infinity or NaN does to its block is in the guide, under very large
-  gradients. Of these options torch's own classes in `tristep.optim` have `state_dtype` only: SGD, Adam and AdamW as an
-  argument, the others as an option of a group. Next to bfloat16 parameters their states are float32, which torch's are not,
+  gradients. Of these options torch's own classes in `tristep.optim` have `state_dtype` and `state_device` only: SGD, Adam and
+  AdamW as arguments, the others as options of a group. Next to bfloat16 parameters their states are float32, which torch's are not,
   and the parameters are rounded to nearest, as torch's. `tristep.optim.as_torch(tristep.optimizer.AdamW)` has all options.
 
   Small networks trained with AdamW, the loss relative to that with float32 and its standard error, of 10, 5 and 5 seeds: a
