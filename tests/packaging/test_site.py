@@ -4,10 +4,12 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from documentation_site import ADDRESS, broken_links, built
 
+import tristep
 from tristep import viz
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +42,12 @@ def test_addresses_are_those_that_somebody_has_said(address, monkeypatch):
     settings = build.settings_of(Path("pages"), {}, *build.addresses())
     assert settings.get("site_url") == address
     assert settings.get("repo_url") == (address and address.rstrip("/"))
+    assert tristep.__version__ in settings["site_name"]
+    import hooks
+
+    page = SimpleNamespace(meta={"source": "docs/gpu.md"}, edit_url="another")
+    hooks.on_page_context({}, page, SimpleNamespace(repo_url=settings.get("repo_url")), None)
+    assert page.edit_url == (address and f"{address}edit/main/docs/gpu.md")
 
 
 @pytest.mark.sample(0)
