@@ -80,8 +80,8 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
   gradients need `lazy_update=False`. What an outlier, an infinity or NaN does to its block is in the guide, under very large
   gradients. Of these options torch's own classes in `tristep.optim` have `state_dtype` and `state_device` only: SGD, Adam
   and AdamW as arguments, the others as options of a group. Next to bfloat16 parameters their states are float32, which
-  torch's are not, and the parameters are rounded to nearest, as torch's. `tristep.optim.as_torch(tristep.optimizer.AdamW)` has
-  all options.
+  torch's are not, and the parameters are rounded to nearest, as torch's.
+  `tristep.optim.as_torch(tristep.optimizer.AdamW)` has all options.
 
   Small networks trained with AdamW, the loss relative to that with float32 and its standard error, of 10, 5 and 5 seeds: a
   convolutional network on digits, and a transformer on the characters of Python's manual and of its library's source files

@@ -142,11 +142,14 @@ class _Reader:
         scope: dict[str, ast.expr] = {}
 
         def bind(name: str, value: ast.expr) -> None:
-            scope[name] = self.line(name, value) if uses[name] > 1 else value
+            """Let the name stand for the value, which has a line of its own if it is used more than once."""
+            other = name in ("w", "g") and name not in {
+                used.split("@")[0] for used in names(value)
+            }  # no weight, no gradient
+            scope[name] = self.line("x" if other else name, value) if uses[name] > 1 else value
 
         for argument, value in zip(_arguments(function), arguments, strict=True):
-            other = argument in ("w", "g") and argument not in {name.split("@")[0] for name in names(value)}
-            scope[argument] = self.line("x" if other else argument, value) if uses[argument] > 1 else value
+            bind(argument, value)
         for statement in tree.body:
             if isinstance(statement, ast.Return):
                 assert statement.value is not None
@@ -382,12 +385,9 @@ def _cases(node: ast.Call) -> str:
 
 
 def _named(name: str) -> tuple[str, int]:
-    derived = derivation(name)
-    if derived is None or name == "seen":
-        return symbol(name), ATOM
     if name.startswith("one_minus_"):
-        return f"1 - {symbol(derived.source)}", SUM
-    return rf"\frac{{1}}{{1 - {symbol(derived.source)}^t}}", ATOM
+        return f"1 - {symbol(name.removeprefix('one_minus_'))}", SUM
+    return (rf"\frac{{1}}{{{_corrected(name)}}}" if name.startswith("correction") else symbol(name)), ATOM
 
 
 def _operation(node: ast.BinOp) -> tuple[str, int]:
@@ -410,25 +410,27 @@ def _factors(node: ast.expr) -> list[ast.expr]:
 
 
 def _product(factors: list[ast.expr]) -> tuple[str, int]:
-    """A product: equal factors as a power, roots under one root, and what corrects a bias as a denominator."""
-    roots = [each.args[0] for each in factors if isinstance(each, ast.Call) and ast.unparse(each.func) == "tl.sqrt"]
-    if len(roots) > 1:
-        under = roots[0] if len(roots) == 1 else ast.BinOp(roots[0], ast.Mult(), roots[1])
-        rest = [each for each in factors if not (isinstance(each, ast.Call) and ast.unparse(each.func) == "tl.sqrt")]
-        root = ast.Call(ast.Attribute(ast.Name("tl"), "sqrt"), [under], [])
+    """A product: equal factors as a power, two roots under one, and what corrects a bias as a denominator."""
+    roots = [each for each in factors if isinstance(each, ast.Call) and ast.unparse(each.func) == "tl.sqrt"]
+    if len(roots) == 2:
+        root = ast.Call(roots[0].func, [ast.BinOp(roots[0].args[0], ast.Mult(), roots[1].args[0])], [])
+        rest = [each for each in factors if each not in roots]
         return _product([*rest, root]) if rest else _written(root)
-    corrections = [each for each in factors if isinstance(each, ast.Name) and each.id.startswith("correction")]
-    if corrections and len(corrections) < len(factors):
-        above, _ = _product([each for each in factors if each not in corrections])
-        derived = derivation(corrections[0].id)
-        assert derived is not None
-        return rf"\frac{{{above}}}{{1 - {symbol(derived.source)}^t}}", ATOM
-    powers = Counter(ast.dump(each) for each in factors)
-    by_text = {ast.dump(each): each for each in factors}
-    if len(powers) == 1 and len(factors) == 1:
+    for each in factors:
+        if isinstance(each, ast.Name) and each.id.startswith("correction") and len(factors) > 1:
+            above, _ = _product([other for other in factors if other is not each])
+            return rf"\frac{{{above}}}{{{_corrected(each.id)}}}", ATOM
+    if len(factors) == 1:
         return _written(factors[0])
-    written = [f"{_latex(by_text[text], ATOM)}{f'^{count}' if count > 1 else ''}" for text, count in powers.items()]
-    return r" \, ".join(written), PRODUCT
+    powers = Counter(_latex(each, ATOM) for each in factors)
+    return r" \, ".join(text if count == 1 else f"{text}^{count}" for text, count in powers.items()), PRODUCT
+
+
+def _corrected(name: str) -> str:
+    """What a bias correction divides by."""
+    derived = derivation(name)
+    assert derived is not None
+    return f"1 - {symbol(derived.source)}^t"
 
 
 def _number(value: float) -> str:
