@@ -58,10 +58,10 @@ MOVED = {source: target for source, (target, _) in TEXTS.items()} | {
     "docs/optimizers.md": "optimizers/index.md",
 }
 WIDE = "hide: [toc]"
-LOOKS = {
-    "CHANGELOG.md": ("search: {boost: 0.01}",),
-    "docs/choosing.md": (WIDE,),
-}  # the changelog names all and explains nothing
+LOOKS = {  # what the theme is told of a page
+    "CHANGELOG.md": "search: {boost: 0.01}",  # it names everything, and explains nothing
+    "docs/choosing.md": "hide: [navigation, toc]",  # it should fit on a screen
+}
 BUTTONS = re.compile(r"^\[[^\n]+\]\([^)\n]+\)(?: · \[[^\]\n]+\]\([^)\n]+\))+$", re.MULTILINE)  # links on a line of their own
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
@@ -91,14 +91,14 @@ def write(root: Path, pages: Path) -> dict[str, list[dict[str, str]]]:
         if source == "docs/choosing.md":
             heading, _, rest = text.partition("\n")
             text = f'{heading}\n\n<div class="compact" markdown="1">\n{rest}\n</div>\n'
-        (pages / target).write_text(page(text, source, *LOOKS.get(source, ())), encoding="utf-8")
+        (pages / target).write_text(page(text, source, LOOKS.get(source)), encoding="utf-8")
         chapters["Home" if source in FIRST else "Guides"].append({title: target})
     return chapters
 
 
-def page(text: str, source: str, *more: str) -> str:
-    """A page made of this file of the repository. `more` are lines about it for the theme, as `WIDE` is one."""
-    return "\n".join(["---", f"source: {source}", *more, "---", "", text])
+def page(text: str, source: str, look: str | None = None) -> str:
+    """A page made of this file of the repository; `look` is a line for the theme, such as `WIDE`."""
+    return "\n".join(["---", f"source: {source}", *([look] if look else []), "---", "", text])
 
 
 def _buttons(line: str) -> str:
