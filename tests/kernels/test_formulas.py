@@ -1,7 +1,7 @@
 """The formulas of the documentation site, which are made of the rules' source."""
 
 import ast
-import sys
+import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +13,9 @@ from tristep.kernels import TensorRule, rules
 from tristep.kernels.language.shaped_rule import ShapedRule
 
 pytest.importorskip("latex2mathml")
-sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "site"))
-import formulas
+SPEC = importlib.util.spec_from_file_location("formulas", Path(__file__).parents[2] / "docs" / "site" / "formulas.py")
+formulas = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(formulas)
 
 RULES = [getattr(rules, name) for name in rules.__all__]
 ELEMENTWISE = [rule for rule in RULES if not isinstance(rule, TensorRule)]

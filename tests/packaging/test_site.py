@@ -35,8 +35,10 @@ def test_each_text_has_a_place(tmp_path, monkeypatch):
 @pytest.mark.parametrize("address", [None, "https://docs.invalid/"])
 def test_addresses_are_those_that_somebody_has_said(address, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(ROOT / "docs" / "site"), *sys.path])
+    monkeypatch.delitem(sys.modules, "build", raising=False)  # a package has that name, too
     import build
 
+    del sys.modules["build"]
     for name in ("SITE_URL", "REPO_URL"):
         monkeypatch.delenv(name, raising=False) if address is None else monkeypatch.setenv(name, address)
     settings = build.settings_of(Path("pages"), {}, *build.addresses())
