@@ -148,7 +148,9 @@ def _rate_of(entry: tuple[Any, ...], shared: Mapping[str, Any]) -> float:
         raise TypeError(f"{entry!r}: each training needs optimizers of its own, so give names and arguments")
     rate = arguments.get("learning_rate")
     if rate is None:
-        rate = create(entry[1], **{k: v for k, v in {**shared, **arguments}.items() if k != "lr_scheduler"}).lr
+        rate = create(
+            entry[1], **{k: v for k, v in {**shared, **arguments}.items() if k not in ("lr_scheduler", "schedules")}
+        ).lr
     return number("learning_rate", rate, above=0)
 
 

@@ -13,7 +13,7 @@ from ...trainer import serialization
 from ...trainer.kvstore.base import Key, known_value, optimizer_updater, same_shapes
 from ...trainer.optimizer import Optimizer, RuleOptimizer, Updater
 from ...trainer.optimizer.plan import Plan
-from ...trainer.optimizer.settings import check_settings
+from ...trainer.optimizer.settings import check_scheduled, check_settings
 from ...trainer.validation import instance, number
 
 _MOST_PLANS = 32
@@ -91,7 +91,8 @@ class ServerCore:
 
         Args:
             worker: the worker's number.
-            changes: any of "settings" (by attribute), "lr_scheduler", and "multipliers" (lr_mult and wd_mult by key).
+            changes: any of "settings" (by attribute), "lr_scheduler" and "schedules", and "multipliers" (lr_mult and wd_mult
+                by key).
 
         Raises:
             RuntimeError: there is no optimizer.
@@ -104,6 +105,10 @@ class ServerCore:
         check_settings(optimizer, settings)
         lr_scheduler = changes.get("lr_scheduler")
         instance("lr_scheduler", lr_scheduler, (Callable, type(None)), "a schedule or None", shown=True)
+        schedules = changes.get("schedules", {})
+        check_scheduled(optimizer, schedules)
+        for name, schedule in schedules.items():
+            instance(f"schedules[{name!r}]", schedule, Callable, "a schedule", shown=True)
         multipliers = {
             key: (number(f"lr_mult of key {key!r}", lr_mult, low=0), number(f"wd_mult of key {key!r}", wd_mult, low=0))
             for key, (lr_mult, wd_mult) in changes.get("multipliers", {}).items()
@@ -112,7 +117,7 @@ class ServerCore:
             self._workers[worker].rescale_grad = settings.pop("rescale_grad")
         optimizer.set_together(settings)
         if "lr_scheduler" in changes:
-            optimizer.lr_scheduler = lr_scheduler
+            optimizer.set_together({"lr_scheduler": lr_scheduler, "_schedules": schedules})
         for key, (lr_mult, wd_mult) in multipliers.items():
             optimizer.lr_mult[key], optimizer.wd_mult[key] = lr_mult, wd_mult
 

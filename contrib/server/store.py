@@ -8,6 +8,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -55,7 +56,7 @@ class SyncedOptimizer:
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self._settings = {name: value for name, value in optimizer.settings().items() if name != "rescale_grad"}
-        self._lr_scheduler = _comparable(optimizer.lr_scheduler)
+        self._schedules = _comparable(optimizer)
         self._multipliers: dict[Key, tuple[float, float]] = {}
 
     def changes(self, keys: Sequence[Key]) -> dict[str, Any]:
@@ -65,8 +66,8 @@ class SyncedOptimizer:
         settings, missing = optimizer.settings(), object()
         if settings != self._settings:
             changes["settings"] = {k: v for k, v in settings.items() if self._settings.get(k, missing) != v}
-        if _comparable(optimizer.lr_scheduler) != self._lr_scheduler:
-            changes["lr_scheduler"] = optimizer.lr_scheduler
+        if _comparable(optimizer) != self._schedules:
+            changes |= {"lr_scheduler": optimizer.lr_scheduler, "schedules": dict(optimizer.schedules)}
         by_name, params = bool(optimizer.lr_mult or optimizer.wd_mult), optimizer.param_dict
         multipliers = {
             key: optimizer.multipliers(key) if by_name or getattr(params.get(key), "__dict__", None) else (1.0, 1.0)
@@ -80,13 +81,13 @@ class SyncedOptimizer:
         """Note that these changes have been sent to the server."""
         self._settings |= changes.get("settings", {})
         if "lr_scheduler" in changes:
-            self._lr_scheduler = _comparable(changes["lr_scheduler"])
+            self._schedules = _comparable(self.optimizer)
         self._multipliers |= changes.get("multipliers", {})
 
     def record_loaded(self, names: Sequence[str]) -> None:
-        """Note that the server has loaded the schedule and these settings, which the optimizer has, too, from a file."""
+        """Note that the server has loaded the schedules and these settings, which the optimizer has, too, from a file."""
         self._settings |= {name: getattr(self.optimizer, name) for name in names}
-        self._lr_scheduler = _comparable(self.optimizer.lr_scheduler)
+        self._schedules = _comparable(self.optimizer)
 
 
 class ServerStore(KVStore):
@@ -328,7 +329,9 @@ class ServerStore(KVStore):
         self._client.request(Opcode.LOAD, *without_tensors(saved), self._calls["load"])
         self._client.finish()
         loaded = [name for name in saved["settings"] if name not in ("state_dtype", "rescale_grad")]
-        optimizer.set_together({name: getattr(twin.optimizer, name) for name in (*loaded, "lr_scheduler")}, True)
+        optimizer.set_together(
+            {name: getattr(twin.optimizer, name) for name in (*loaded, "lr_scheduler", "_schedules")}, True
+        )
         optimizer.num_update = saved["num_update"]
         self._synced.record_loaded(loaded)
 
@@ -414,11 +417,11 @@ def _bare_copy(optimizer: Optimizer) -> Optimizer:
     return bare
 
 
-def _comparable(lr_scheduler: Any) -> Any:
-    """Return a value that changes when the schedule changes."""
-    if isinstance(lr_scheduler, LRScheduler):
-        try:
-            return type(lr_scheduler), lr_scheduler.to_config()
-        except TypeError:  # it contains a function that is not registered
-            return lr_scheduler
-    return lr_scheduler
+def _comparable(optimizer: Optimizer) -> dict[str, Any]:
+    """Return a value that changes when a schedule changes."""
+    made: dict[str, Any] = {"lr": optimizer.lr_scheduler, **optimizer.schedules}
+    for name, schedule in made.items():
+        if isinstance(schedule, LRScheduler):
+            with suppress(TypeError):  # it contains a function that is not registered
+                made[name] = type(schedule), schedule.to_config()
+    return made

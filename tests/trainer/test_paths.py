@@ -65,8 +65,17 @@ OPTIMIZERS = {
 }
 
 
+TORCHS = {"wd": "weight_decay"}
+
+
 def schedule(rate):
     return lr_scheduler.FactorScheduler(step=1, factor=0.8, base_lr=rate)
+
+
+def schedules(_):
+    """Of a limit, and of decay, which starts from the decay that is given."""
+    limit = lr_scheduler.ExponentialScheduler(factor=0.7, base_lr=0.5)
+    return {"wd": lr_scheduler.FactorScheduler(step=1, factor=0.5), "clip_gradient": limit}
 
 
 DECAY = {"wd": 0.1, "decoupled_wd": True}
@@ -90,6 +99,7 @@ OPTIONS = {
     "rescale_grad": ({"rescale_grad": 0.5}, WIDE),
     "begin_num_update": ({"begin_num_update": 3}, WIDE),
     "lr_scheduler": ({"lr_scheduler": schedule, "wd": 0.1}, WIDE),
+    "schedules": ({"schedules": schedules, "lr_scheduler": schedule, "wd": 0.1}, WIDE),
     "multipliers": ({"multipliers": True, "wd": 0.1}, WIDE),
     "clip_norm": ({"clip_norm": 0.5}, WIDE),
     "agc": ({"agc": 0.05}, WIDE),
@@ -124,7 +134,7 @@ class Case:
 
     def optimizer_arguments(self):
         """Made anew, as schedules are called and changed; without `decoupled_wd` where decay is decoupled already."""
-        made = {k: v(self.arguments["learning_rate"]) if v is schedule else v for k, v in self.arguments.items()}
+        made = {k: v(self.arguments["learning_rate"]) if callable(v) else v for k, v in self.arguments.items()}
         if made.get("decoupled_wd") and self.klass in (
             optimizer.AdamW,
             optimizer.LAMB,
@@ -314,6 +324,7 @@ def as_torch(case, tmp_path, wrap=lambda net: net):
     """The optimizer behind torch's interface; what torch has other ways for, schedules and multipliers, by groups."""
     arguments = case.optimizer_arguments()
     rate, decay, plan = arguments.pop("learning_rate"), arguments.pop("wd", 0.0), arguments.pop("lr_scheduler", None)
+    by_hand = case.optimizer() if arguments.pop("schedules", None) else None
     net = wrap(case.net())
     pairs = [(param, *(getattr(param, name, 1.0) for name in ("lr_mult", "wd_mult"))) for param in net.parameters()]
     groups = [
@@ -325,6 +336,8 @@ def as_torch(case, tmp_path, wrap=lambda net: net):
     for step in range(STEPS):
         for group, (_, lr_mult, _) in zip(made.param_groups, pairs, strict=False):
             group["lr"] = (rate if plan is None else plan(step + 1)) * lr_mult
+            if by_hand is not None:
+                group |= {TORCHS.get(name, name): value for name, value in by_hand.scheduled_at(step + 1).items()}
         for param, grad in zip(net.parameters(), case.gradients(step), strict=True):
             is_shard = isinstance(param, DTensor)
             param.grad = distribute_tensor(grad, param.device_mesh, param.placements) if is_shard else grad
@@ -417,7 +430,7 @@ REFUSED = {
 # pieces of a parameter are others than those of the whole. Of LARS's parameters that are updated one by one, only the first
 # sees a change of the rate, as in MXNet.
 OTHERWISE = {(path, "multipliers", "nadam") for path in ("as_torch", "shards")}
-OTHERWISE |= {("Optimizer.update", option, "lars") for option in ("lr_scheduler", "many")}
+OTHERWISE |= {("Optimizer.update", option, "lars") for option in ("lr_scheduler", "schedules", "many")}
 OTHERWISE |= {
     (path, option, name)
     for path in ("shards", "ZeRO of several ranks")

@@ -16,6 +16,7 @@ from ...kernels import streams
 from .. import serialization
 from ..compression import CompressedAllReduce, check_float32, create_compressor, wait_all
 from ..optimizer import Optimizer
+from ..optimizer.multi import parts_of
 from ..optimizer.plan import Plan
 from ..step.replica import Replica
 from ..utils import distributed
@@ -210,7 +211,8 @@ class AllReduceSync(ReplicasSync):
         # Ranks are compared first: if they differ, some could fail while the others wait for them.
         optimizer, weights = self._optimizer, dict(zip(self._names, self._replica.params, strict=True))
         check_alike("parameter", weights, self.group, layouts=True)
-        settings = {"update_on_kvstore": self.updates, "compression_params": self._compression_params}
+        settings: dict[str, Any] = {"update_on_kvstore": self.updates, "compression_params": self._compression_params}
+        settings["schedules"] = [sorted(part.schedules) for part in parts_of(optimizer)]
         classes = {"optimizer": type(optimizer).__name__, "lr_scheduler": type(optimizer.lr_scheduler).__name__}
         described = _described({**settings, **classes, **_settings(optimizer), "num_update": optimizer.num_update})
         described |= self._multipliers()

@@ -410,12 +410,14 @@ class ReplicasSync(GradientSync):
         return [wanted and any(now[i] != then[i] for now, then in marks) for i, wanted in enumerate(chosen)]
 
     def _check_rate(self, chosen: Sequence[bool]) -> None:
-        """Raise if a scheduler returns an invalid learning rate, before gradients are summed."""
+        """Raise if a scheduler returns an invalid number, before gradients are summed."""
         optimizer = self._optimizer
-        if any(chosen) and any(part.lr_scheduler is not None for part in parts_of(optimizer)):
+        if any(chosen) and any(part.lr_scheduler is not None or part._schedules for part in parts_of(optimizer)):
             counts = optimizer.counts
             reached = [counts.get(i, optimizer.begin_num_update) + 1 for i, wanted in enumerate(chosen) if wanted]
-            optimizer.rate_at(max(optimizer.num_update, *reached))
+            count = max(optimizer.num_update, *reached)
+            optimizer.rate_at(count)
+            optimizer.scheduled_at(count)
 
 
 class KVStoreSync(ReplicasSync):

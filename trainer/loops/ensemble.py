@@ -29,6 +29,7 @@ __all__ = ["Ensemble", "JointRows", "kind_of", "make_optimizer"]
 
 # Attributes of optimizers of one kind that may differ, apart from numbers, or that `kind_of` compares in another way.
 _APART = {"lr_scheduler", "step_counts", "_updater", "idx2name", "param_dict", "param_names", "lr_mult", "wd_mult"}
+_APART |= {"_schedules"}
 _SAME = ("begin_num_update", "lookahead", "num_update")  # numbers that do not differ
 _COLUMNS = ("lr", "wd")  # numbers that are columns in arithmetic for several optimizers
 
@@ -200,11 +201,11 @@ class _JointPlan(UpdaterPlan):
 def kind_of(optimizer: Optimizer, n: int) -> Hashable | None:
     """Return what optimizers of models with `n` weights must have in common to be updated together.
 
-    They may then differ in numbers and schedules. None if this optimizer must be alone: it has no rule, a rule of whole
-    tensors or with a reduction over all tensors of a model, other weights than the first `n`, or a setting that cannot be
-    compared.
+    They may then differ in numbers and in `lr_scheduler`. None if this optimizer must be alone: it has no rule, a rule of
+    whole tensors or with a reduction over all tensors of a model, `schedules`, other weights than the first `n`, or a
+    setting that cannot be compared.
     """
-    if not isinstance(optimizer, RuleOptimizer):
+    if not isinstance(optimizer, RuleOptimizer) or optimizer.schedules:
         return None
     rule = optimizer.rule_for(np.arange(n))
     if not isinstance(rule, Rule) or any(reduction.scope == "global" for reduction in rule.reductions):
@@ -370,11 +371,13 @@ class JointRows(Rows):
 
 
 def make_optimizer(kind: str | type[Optimizer], arguments: Mapping[str, Any]) -> Optimizer:
-    """Make an optimizer by name or class, with a copy of its schedule, which may remember what it was called with.
+    """Make an optimizer by name or class, with copies of its schedules, which may remember what they were called with.
 
     A `learning_rate` given with an `lr_scheduler` becomes the `base_lr` of the copy; TypeError if that has none.
     """
     arguments = dict(arguments)
+    if "schedules" in arguments:
+        arguments["schedules"] = copy.deepcopy(arguments["schedules"])
     schedule = arguments["lr_scheduler"] = copy.deepcopy(arguments.get("lr_scheduler"))
     if schedule is not None and arguments.get("learning_rate") is not None:
         if not hasattr(schedule, "base_lr"):

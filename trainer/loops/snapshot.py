@@ -94,19 +94,22 @@ def parameters_of(source: Trainer | torch.optim.Optimizer) -> list[torch.Tensor]
 def _of_trainer(trainer: Trainer) -> Callable[[], None]:
     optimizer = trainer.optimizer
     saved, telemetry = copy.deepcopy(trainer.state_dict()), trainer.telemetry
-    schedules = [(part, part.lr_scheduler) for part in parts_of(optimizer)]
-    attributes = [copy.copy(getattr(schedule, "__dict__", {})) for _, schedule in schedules]
+    parts = parts_of(optimizer)
+    settings = [{"lr_scheduler": part.lr_scheduler, "_schedules": dict(part.schedules)} for part in parts]
+    schedules = [schedule for part in parts for schedule in (part.lr_scheduler, *part.schedules.values())]
+    attributes = [copy.copy(getattr(schedule, "__dict__", {})) for schedule in schedules]
     counts, carried = optimizer.step_counts.copy(), optimizer.host_state()
     # For each replica, the gradients that steps have used.
     guards = [replica.guard for replica in trainer.replicas]
     used = [guard.snapshot() for guard in guards]
 
     def restore() -> None:
-        for part, schedule in schedules:
-            part.lr_scheduler = schedule
+        for part, of_part in zip(parts, settings, strict=True):
+            part.set_together(of_part, True)
         trainer.load_state_dict(copy.deepcopy(saved))
-        for (part, schedule), values in zip(schedules, attributes, strict=True):
-            part.lr_scheduler = schedule  # the same object, which the user may have kept to change it
+        for part, of_part in zip(parts, settings, strict=True):
+            part.set_together(of_part, True)  # the same objects, which the user may have kept to change them
+        for schedule, values in zip(schedules, attributes, strict=True):
             if values:
                 vars(schedule).update(values)
         optimizer.step_counts.restore(counts)

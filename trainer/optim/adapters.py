@@ -52,7 +52,8 @@ __all__ = [
 
 # Arguments for which torch has other names or means: lr, weight_decay, schedulers, GradScaler, groups.
 _NOT_OPTIONS = (
-    *("self", "learning_rate", "wd", "rescale_grad", "lr_scheduler", "begin_num_update", "param_idx2name", "param_dict"),
+    *("self", "learning_rate", "wd", "rescale_grad", "lr_scheduler", "schedules", "begin_num_update"),
+    *("param_idx2name", "param_dict"),
 )
 _WRITTEN = (
     "parameters were written to between eval() and train(), or inside averaged_weights(), where they have their averaged "

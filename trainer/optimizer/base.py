@@ -17,7 +17,7 @@ from ..registry import Registry
 from ..utils.read_only import ReadOnly
 from ..validation import boolean, instance, integer, number
 from .counts import Index, StepCounts
-from .settings import Setting, check_grad_req, refuse_unknown, set_base_lr, warn_once
+from .settings import Setting, check_grad_req, check_scheduled, refuse_unknown, set_base_lr, start_schedule, warn_once
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 _MXNETS_SCHEDULES = (FactorScheduler, MultiFactorScheduler, PolyScheduler, CosineScheduler)
@@ -28,7 +28,7 @@ def _schedule(name: str, value: Any) -> Callable[[int], float]:
     if not callable(value):
         raise TypeError(
             f"{name}={value!r}: must be a scheduler, such as tristep.lr_scheduler.CosineScheduler(...), or another callable "
-            "from the number of updates to a learning rate"
+            "from the number of updates to a number"
         )
     return value
 
@@ -68,6 +68,9 @@ class Optimizer:
             limit.
         lr_scheduler: callable from the update count to the learning rate, such as a schedule of `tristep.lr_scheduler`. If
             `learning_rate` is given as well, it becomes the scheduler's `base_lr`.
+        schedules: schedulers of other settings by name, such as `{"wd": CosineScheduler(...), "beta1": ...}`. They get the
+            count that `lr_scheduler` gets, and set the setting at each step. A scheduler without a `base_lr` starts from
+            the setting's value; a value other than the default replaces a `base_lr`.
         begin_num_update: the first value of the update counts, an int >= 0.
         multi_precision: whether to keep and update a float32 master copy of float16 and bfloat16 weights. An element whose
             weight is not its master rounded was written since the last step: the weight counts.
@@ -88,6 +91,7 @@ class Optimizer:
     aggregate_num: int = 0
     default_overrules_schedule: ClassVar[bool] = False  # whether in MXNet the class's default rate replaces base_lr
     opt_registry: ClassVar[Registry[type[Optimizer]]]  # by name, in lower case
+    _schedules: Mapping[str, Callable[[int], float]] = {}  # replaced as a whole
     _joint: Any = None  # a `MultiOptimizer` whose limits by the norm of all gradients hold, too
     _is_complete = False  # whether the constructor has ended; from then on settings are checked together
 
@@ -109,6 +113,7 @@ class Optimizer:
         rescale_grad: float = 1.0,
         clip_gradient: float | None = None,
         lr_scheduler: Callable[[int], float] | None = None,
+        schedules: Mapping[str, Callable[[int], float]] | None = None,
         begin_num_update: int = 0,
         multi_precision: bool = False,
         param_idx2name: Mapping[Index, str] | None = None,
@@ -140,6 +145,8 @@ class Optimizer:
         self.param_names: dict[Index, str] = {}  # by index; set by a Trainer
         self.lr_mult = {}
         self.set_wd_mult({})
+        if schedules is not None:
+            self.schedules = schedules
         self.check_settings()
         self._is_complete = True
 
@@ -365,6 +372,48 @@ class Optimizer:
             return self.lr
         return number(f"lr_scheduler({num_update})", self.lr_scheduler(num_update), low=0)
 
+    @property
+    def schedules(self) -> Mapping[str, Callable[[int], float]]:
+        """The schedules of settings other than the learning rate, by name; may be set, and read-only otherwise.
+
+        A setting whose schedule is taken away keeps its last value. A scheduler without a `base_lr` starts from the present
+        value.
+
+        Raises:
+            TypeError: it is no mapping to callables, or a value of a schedule is no number.
+            ValueError: a setting cannot have a schedule, two share a scheduler, or a value of a schedule is out of range.
+        """
+        return ReadOnly(self._schedules)
+
+    @schedules.setter
+    def schedules(self, value: Mapping[str, Callable[[int], float]]) -> None:
+        instance("schedules", value, Mapping, "a mapping from names of settings to schedulers")
+        schedules = {name: _schedule(f"schedules[{name!r}]", schedule) for name, schedule in value.items()}
+        check_scheduled(self, schedules)
+        with_base = [each for each in (self.lr_scheduler, *schedules.values()) if hasattr(each, "base_lr")]
+        if len({*map(id, with_base)}) < len(with_base):
+            raise ValueError("schedules: two settings share a scheduler, which has one base_lr: give each its own")
+        for name, schedule in schedules.items():
+            if schedule is not self._schedules.get(name):
+                start_schedule(self, name, schedule, is_argument=not self._is_complete)
+        self.set_together({"_schedules": schedules, **_values_of(self, schedules, self.num_update + 1)})
+
+    def scheduled_at(self, num_update: int) -> dict[str, float]:
+        """Return the values at an update count of the settings that have a schedule, by name.
+
+        Args:
+            num_update: the update count, which the schedulers get.
+
+        Raises:
+            TypeError, ValueError: a scheduler returned something that is not allowed for its setting.
+        """
+        return _values_of(self, self._schedules, num_update)
+
+    def follow_schedules(self, num_update: int) -> None:
+        """Set the settings that have a schedule to their values at an update count; each step does it first."""
+        if self._schedules:
+            self.set_together(self.scheduled_at(num_update))
+
     def set_learning_rate(self, lr: float) -> None:
         """Set the learning rate of an optimizer without a scheduler.
 
@@ -466,6 +515,8 @@ class Optimizer:
         indices = list(index) if isinstance(index, (list, tuple)) else [index]
         for slot in self.slots(indices):  # type: ignore[arg-type]  # one by one, as an index may occur twice
             self.step_counts.advance(slot, int(self.step_counts.values[slot]) + 1)
+        if self._schedules:
+            self.follow_schedules(self.num_update)
 
     @property
     def _index_update_count(self) -> Mapping[Index, int]:
@@ -546,6 +597,14 @@ class Optimizer:
     def _hidden(self) -> tuple[str, ...]:
         """Return the names of settings that `repr` leaves out."""
         return ()
+
+
+def _values_of(optimizer: Optimizer, schedules: Mapping[str, Callable[[int], float]], num_update: int) -> dict[str, float]:
+    settings = {name: getattr(type(optimizer), name) for name in schedules}
+    return {
+        name: settings[name].checked(schedule(num_update), f"schedules[{name!r}]({num_update})")
+        for name, schedule in schedules.items()
+    }
 
 
 def listed_arguments(index: Any, weight: Any, grad: Any, state: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:

@@ -25,7 +25,8 @@ class MultiOptimizer(Optimizer):
     """Optimizer that combines several optimizers, each for the parameters that match its pattern.
 
     The first pattern that matches a parameter decides. A `Trainer` makes a `MultiOptimizer` if its optimizer is given as a
-    list. All optimizers count updates together, so that their schedules are at the same update. `learning_rate`, `lr` and
+    list. All optimizers count updates together, so that their schedules are at the same update. Each has its own
+    `schedules`; those of `**defaults` are copied. `learning_rate`, `lr` and
     `lr_scheduler` refer to the last optimizer, usually the one for all remaining parameters. Setting `lr` multiplies the
     learning rates of the others by the same factor; setting `lr_scheduler` gives the others copies whose `base_lr` is
     scaled by the ratio of their learning rates.
@@ -167,6 +168,20 @@ class MultiOptimizer(Optimizer):
             schedules.insert(0, None if schedule is None else _schedule_from(schedule, optimizer.lr, self.lr))
         for optimizer, scaled in zip(self.optimizers, schedules, strict=True):
             optimizer.lr_scheduler = scaled
+
+    @property
+    def schedules(self) -> Mapping[str, Callable[[int], float]]:
+        """Empty: each optimizer has its own."""
+        return {}
+
+    @schedules.setter
+    def schedules(self, value: Any) -> None:
+        raise TypeError("schedules of several optimizers: set optimizer.optimizers[k].schedules of each")
+
+    def scheduled_at(self, num_update: int) -> dict[str, float]:
+        """Return the scheduled values of all optimizers, under names such as "wd of optimizers[0]"."""
+        parts = enumerate(self.optimizers)
+        return {f"{name} of optimizers[{k}]": x for k, part in parts for name, x in part.scheduled_at(num_update).items()}
 
     @property
     def can_update(self) -> bool:
@@ -326,6 +341,8 @@ def _made(k: int, entry: Any, defaults: Mapping[str, Any], begin_num_update: int
                 f"optimizer[{k}]: {name}={arguments[name]!r} is for all optimizers: give it in optimizer_params"
             )
     shared = {name: value for name, value in defaults.items() if name not in arguments}
+    if "schedules" in shared:
+        shared["schedules"] = copy.deepcopy(shared["schedules"])
     if "lr_scheduler" in shared:
         shared["lr_scheduler"] = copy.deepcopy(shared["lr_scheduler"])
         rate = arguments.get("learning_rate", shared.get("learning_rate"))

@@ -303,10 +303,12 @@ class CustomPlan(Plan):
         return any(getattr(self.optimizer.param_dict.get(index), "__dict__", {}) for index in active)
 
     def _check_numbers(self, active: list[Index]) -> None:
-        """Raise before the first update if the schedule or a multiplier returns an invalid number."""
+        """Raise before the first update if a schedule or a multiplier returns an invalid number."""
         optimizer = self.optimizer
-        if optimizer.lr_scheduler is not None and active:
-            optimizer.rate_at(optimizer.step_counts.largest_after(optimizer.slots(active)))
+        if active and (optimizer.lr_scheduler is not None or optimizer._schedules):
+            count = optimizer.step_counts.largest_after(optimizer.slots(active))
+            optimizer.rate_at(count)
+            optimizer.follow_schedules(count)
         if self._have_attributes(active):  # other multipliers have been checked
             for index in active:
                 optimizer.multipliers(index)

@@ -182,6 +182,21 @@ class RuleOptimizer(Optimizer):
                 "optimizer"
             )
 
+    def follow_schedules(self, num_update: int) -> None:
+        if not self._schedules:
+            return
+        before, rule = dict(vars(self)), self.composed_rule
+        super().follow_schedules(num_update)
+        if self.composed_rule is not rule:
+            values = ", ".join(
+                f"{name}={value!r} after {before[name]!r}" for name, value in self.scheduled_at(num_update).items()
+            )
+            vars(self).update(before)
+            raise ValueError(
+                f"schedules at update {num_update}: {values} would change the update rule or its states, such as a momentum "
+                "of 0 does: a schedule must stay on one side"
+            )
+
     def use_parameters(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
         if self._has_plain_hyper:
             self._check_hyper(self.rule, dict.fromkeys(("lr", "wd", "decay", "clip"), 0.0))
@@ -336,7 +351,7 @@ class RuleOptimizer(Optimizer):
         lr: float | None = None,
         alone: bool = False,
     ) -> list[list[float]]:
-        """Return the rows of hyper-parameters of one step; evaluates the schedule and calls `begin_step`.
+        """Return the rows of hyper-parameters of one step; evaluates the schedules and calls `begin_step`.
 
         Args:
             times: for each parameter, the number of its coming update.
@@ -347,6 +362,8 @@ class RuleOptimizer(Optimizer):
             lr: the learning rate of the step, before multipliers; default: the schedule's, or `self.lr`.
             alone: whether the parameters of a step are updated by separate calls, of which only the first begins the step.
         """
+        if self._schedules:
+            self.follow_schedules(self.count_for_rate(times, number))
         if lr is None:
             lr = self.lr if self.lr_scheduler is None else self.rate_at(self.count_for_rate(times, number))
         if not alone or self.begins_with_each:

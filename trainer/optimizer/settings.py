@@ -6,19 +6,20 @@ import copy
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 
-from ...kernels.messages import one_of
+from ...kernels.messages import did_you_mean, one_of
 from ..validation import boolean, int_or_float, number, refuse_arguments
 from .counts import Index
 
 # The string values of `multi_precision`, with the dtype of the split master stored next to a bfloat16 weight.
 SPLIT_MASTERS: dict[Any, torch.dtype] = {"remainder": torch.int16, "split8": torch.int8}
 _TORCHS_NAMES = {"lr": "learning_rate", "weight_decay": "wd", "eps": "epsilon", "betas": "beta1", "alpha": "gamma1"}
+UNSCHEDULED: dict[str, Any] = {"lr_scheduler": None, "_schedules": {}}
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -52,15 +53,23 @@ class Setting(Generic[_T]):
         optional: whether None is allowed, too.
         independent: whether the setting is allowed whatever the others are; `check_settings` is then skipped, so that
             setting it at every step is cheap.
+        initial: whether initial states depend on the setting, so that it cannot have a schedule.
         **limits: further arguments of `check`.
     """
 
     name: str
 
     def __init__(
-        self, check: Callable[..., _T], *, optional: bool = False, independent: bool = False, **limits: Any
+        self,
+        check: Callable[..., _T],
+        *,
+        optional: bool = False,
+        independent: bool = False,
+        initial: bool = False,
+        **limits: Any,
     ) -> None:
         self._check, self._optional, self._independent, self._limits = check, optional, independent, limits
+        self.takes_schedule = check is number and not (independent or initial)
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -73,14 +82,19 @@ class Setting(Generic[_T]):
     def __set__(self, optimizer: Any, value: Any) -> None:
         if self._independent:
             vars(optimizer)[self.name] = self.checked(value)
-        else:
-            optimizer.set_together({self.name: value})
+            return
+        if (schedule := optimizer._schedules.get(self.name)) is not None:
+            raise UserWarning(
+                f"{self.name} is decided by schedules[{self.name!r}], {schedule!r}, so it cannot be set to {value!r}: set "
+                "its base_lr, or set optimizer.schedules without it first"
+            )
+        optimizer.set_together({self.name: value})
 
-    def checked(self, value: Any) -> _T:
-        """Return the value to store for an assigned value."""
+    def checked(self, value: Any, name: str | None = None) -> _T:
+        """Return the value to store for an assigned value; `name` replaces the setting's in messages."""
         if value is None and self._optional:
             return value  # type: ignore[return-value]  # an optional setting may be None
-        return self._check(self.name, value, **self._limits)
+        return self._check(name or self.name, value, **self._limits)
 
 
 def fraction() -> Setting[float]:
@@ -114,7 +128,7 @@ def _carried(name: str, value: Any) -> Any:
 
 def check_settings(optimizer: Any, settings: Mapping[str, Any]) -> None:
     """Raise TypeError or ValueError if the optimizer would refuse these new attribute values; changes nothing."""
-    copy.copy(optimizer).set_together({"lr_scheduler": None, **settings}, with_states=True)
+    copy.copy(optimizer).set_together({**UNSCHEDULED, **settings}, with_states=True)
 
 
 def arguments_of(klass: type) -> list[str]:
@@ -136,25 +150,65 @@ def refuse_unknown(klass: type, unknown: Mapping[str, Any]) -> None:
         )
 
 
-def set_base_lr(lr_scheduler: Any, learning_rate: float) -> None:
-    """Set a schedule's `base_lr`; warn if it had been given another one, or has none."""
-    base_lr = getattr(lr_scheduler, "base_lr", None)
+def set_base_lr(schedule: Any, value: float, name: str = "learning_rate") -> None:
+    """Set a schedule's `base_lr` to the value of an argument; warn if it had been given another one, or has none."""
+    base_lr = getattr(schedule, "base_lr", None)
     if base_lr is None:
         warnings.warn(
-            f"learning_rate={learning_rate} has no effect: {lr_scheduler!r} decides the rate and has no base_lr; "
-            "give only one of them",
+            f"{name}={value} has no effect: {schedule!r} decides {'the rate' if name == 'learning_rate' else 'it'} and has "
+            "no base_lr; give only one of them",
             stacklevel=stacklevel_of_caller(),
         )
-    elif learning_rate != base_lr:
-        if not getattr(lr_scheduler, "has_default_base_lr", False):
+    elif value != base_lr:
+        if not getattr(schedule, "has_default_base_lr", False):
             warnings.warn(
-                f"learning_rate={learning_rate} replaces base_lr={base_lr} of {lr_scheduler!r}; give only one of them",
+                f"{name}={value} replaces base_lr={base_lr} of {schedule!r}; give only one of them",
                 stacklevel=stacklevel_of_caller(),
             )
-        if hasattr(lr_scheduler, "start_from"):
-            lr_scheduler.start_from(learning_rate)
+        if hasattr(schedule, "start_from"):
+            schedule.start_from(value)
         else:
-            lr_scheduler.base_lr = learning_rate
+            schedule.base_lr = value
+
+
+def check_scheduled(optimizer: Any, names: Iterable[str]) -> None:
+    """Raise TypeError or ValueError if a setting of these names cannot have a schedule."""
+    klass = type(optimizer)
+    allowed = [name for name in arguments_of(klass) if getattr(getattr(klass, name, None), "takes_schedule", False)]
+    for name in names:
+        if name == "lr":
+            raise ValueError("schedules['lr']: the schedule of the learning rate is lr_scheduler")
+        if name not in allowed:
+            raise ValueError(
+                f"schedules[{name!r}]: is no number that each step of {klass.__name__} reads."
+                f"{did_you_mean(name, allowed, _TORCHS_NAMES)} A schedule is for {', '.join(allowed)}"
+            )
+
+
+def start_schedule(optimizer: Any, name: str, schedule: Any, is_argument: bool) -> None:
+    """Let a schedule without a `base_lr` of its own start from the setting; warn as `set_base_lr` does.
+
+    `is_argument`: whether the setting was an argument besides the schedule, unless it has its default.
+    """
+    value = getattr(optimizer, name)
+    if getattr(schedule, "has_default_base_lr", False):
+        if not value:
+            raise ValueError(
+                f"schedules[{name!r}]={schedule!r}: was given no base_lr, and {name} is {value}: give one of them"
+            )
+        set_base_lr(schedule, value, name)
+    elif is_argument and value != _default(type(optimizer), name):
+        set_base_lr(schedule, value, name)
+
+
+def _default(klass: type, name: str) -> Any:
+    """Return the default of a constructor's argument."""
+    for base in klass.__mro__:
+        if base is not object and "__init__" in vars(base):
+            parameter = inspect.signature(vars(base)["__init__"]).parameters.get(name)
+            if parameter is not None:
+                return parameter.default
+    return None
 
 
 def first_argument_in_mxnet(name: str) -> Callable[[Callable[_P, None]], Callable[_P, None]]:

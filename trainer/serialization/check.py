@@ -15,13 +15,15 @@ from ...kernels.storage import PACKED, check_scales, is_packed, kind_of
 from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer
 from ..optimizer.multi import LIMITS, part_of
 from ..optimizer.options import OPTIONS
-from ..optimizer.settings import SPLIT_MASTERS, check_settings
+from ..optimizer.settings import SPLIT_MASTERS, UNSCHEDULED, check_scheduled, check_settings
 from ..optimizer.states import MASTER
 from ..validation import instance, integer
 from .files import check_format
 from .nesting import check_layout
 
-_PART_KEYS = {"pattern", "optimizer", "settings", "lr_scheduler", "names"}
+LR, SCHEDULES = "lr_scheduler", "schedules"
+OWN = "own"  # stands for the schedules of the trainer in place of saved ones
+_PART_KEYS = {"pattern", "optimizer", "settings", LR, "names"}
 HINT = "load it with strict=False to take what fits"
 MOST_UPDATES = 2**53  # float64, in which bias corrections are computed, has all integers up to this
 
@@ -48,7 +50,7 @@ def check_form(saved: Any) -> None:
     parts = saved.get("optimizers", [])
     instance("saved state: optimizers", parts, (list, tuple), "a list")
     for k, part in enumerate(parts):
-        if not isinstance(part, Mapping) or set(part) != _PART_KEYS:
+        if not isinstance(part, Mapping) or set(part) - {SCHEDULES} != _PART_KEYS:
             raise ValueError(f"saved state: optimizers[{k}] must have {', '.join(sorted(_PART_KEYS))}, and nothing else")
         _check_dict(f"settings of optimizers[{k}]", part["settings"])
         if not isinstance(part["names"], (list, tuple)) or any(not isinstance(name, str) for name in part["names"]):
@@ -160,6 +162,19 @@ def _check_settings(optimizer: Optimizer, settings: Mapping[str, Any]) -> None:
         raise type(error)(f"saved state: {error}") from None
 
 
+def saved_schedules(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the saved schedules by setting, the learning rate's as `LR`; raise if a setting cannot have one."""
+    schedules = saved.get(SCHEDULES, {})
+    if schedules == OWN:
+        schedules = dict.fromkeys(optimizer.schedules, OWN)
+    _check_dict(SCHEDULES, schedules)
+    try:
+        check_scheduled(optimizer, schedules)
+    except ValueError as error:
+        raise ValueError(f"saved state: {error}") from None
+    return {LR: saved[LR], **schedules}
+
+
 def _kind(value: Any) -> str | None:
     """Return the kind of a setting; None, which is compatible with every kind, for None."""
     if value is None:
@@ -225,7 +240,7 @@ def _check_rule_state(optimizer: RuleOptimizer, params: Mapping[str, torch.Tenso
 def saved_rule(optimizer: RuleOptimizer, settings: Mapping[str, Any]) -> Rule:
     """Return the rule that the optimizer would have with these settings."""
     probe = copy.copy(optimizer)
-    probe.set_together({"lr_scheduler": None, **settings}, with_states=True)
+    probe.set_together({**UNSCHEDULED, **settings}, with_states=True)
     return probe.composed_rule
 
 

@@ -11,9 +11,8 @@ import torch.distributed as dist
 from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer
 from ..optimizer.multi import part_of, parts_of
 from ..validation import boolean, choice
-from .check import check_class, check_form, few, saved_rule, shape_of
+from .check import LR, OWN, SCHEDULES, check_class, check_form, few, saved_rule, shape_of
 
-OWN = "own"  # stands for the schedule of the trainer in place of a saved one
 SETTINGS = ("file", "mine")
 
 
@@ -92,7 +91,7 @@ def fitted(
 ) -> tuple[dict[str, Any], Loaded]:
     """Return what of a saved state fits, as a state that `restore` loads, and the names.
 
-    `settings`: "file" for the saved settings and schedule, "mine" for the optimizer's own.
+    `settings`: "file" for the saved settings and schedules, "mine" for the optimizer's own.
 
     Raises:
         ValueError, TypeError: it is another optimizer's, or nothing of it fits, or parameters cannot start anew.
@@ -129,7 +128,7 @@ def fitted(
         if settings == "mine":
             fitting["settings"] = optimizer.limits()
     elif settings == "mine":
-        fitting |= {key: described[0][key] for key in ("settings", "lr_scheduler")}
+        fitting |= {key: described[0][key] for key in ("settings", LR, SCHEDULES)}
     for k, (part, each) in enumerate(zip(parts, described, strict=True)):
         anew = [name for name in loaded.anew if here[name] == k]
         rule = saved_rule(part, each["settings"]) if anew and isinstance(part, RuleOptimizer) else None
@@ -138,6 +137,6 @@ def fitted(
 
 
 def _own(part: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the optimizer's own settings, but for numbers that belong to the saved states, and the mark of its schedule."""
+    """Return the optimizer's own settings, except numbers of the saved states, and the mark of its schedules."""
     carried = {name: saved["settings"][name] for name in part.host_state_names if name in saved["settings"]}
-    return {"settings": part.settings() | carried, "lr_scheduler": OWN}
+    return {"settings": part.settings() | carried, LR: OWN, SCHEDULES: OWN}

@@ -22,8 +22,7 @@ from ..optimizer.patterns import pattern_text
 from ..optimizer.settings import stacklevel_of_caller
 from ..optimizer.states import MASTER, State, current_state, has_slots, put_master
 from . import files, mapping
-from .check import check, check_form, few, saved_rule, shape_of, shares
-from .fitting import OWN
+from .check import LR, OWN, SCHEDULES, check, check_form, few, saved_rule, saved_schedules, shape_of, shares
 from .nesting import flatten, tensor_names, unflatten
 
 CALLABLE = "callable"  # stands for a schedule that cannot be made from a file, such as a function that is not registered
@@ -42,11 +41,12 @@ def collect(
 
     Keys: "format", "optimizer" (name of its class), "settings", "lr_scheduler" (None where there is none, "callable" where
     it is or has a function without a name to be saved by, or {"callable": name of its class, "state": attributes} if such an
-    object has attributes that can be saved), "num_update", "counts", "parameters" (shapes by name, None where
-    not initialized yet), "layout" (nesting of each parameter's state) and "state" (tensors by parameter and by slot; none
-    before the first step). Of several optimizers "settings" are those that they have together, and "optimizers" is a list
-    with "pattern", "optimizer", "settings", "lr_scheduler" and "names" of the parameters of each. A trainer may add
-    "residuals" (tensors by parameter and by source), "buckets" (plain data) and "reducers" (tensors by bucket and by name).
+    object has attributes that can be saved), "schedules" (those of other settings by name, if there are any), "num_update",
+    "counts", "parameters" (shapes by name, None where not initialized yet), "layout" (nesting of each parameter's state) and
+    "state" (tensors by parameter and by slot; none before the first step). Of several optimizers "settings" are those that
+    they have together, and "optimizers" is a list with "pattern", "optimizer", "settings", "lr_scheduler", "schedules" and
+    "names" of the parameters of each. A trainer may add "residuals" (tensors by parameter and by source), "buckets" (plain
+    data) and "reducers" (tensors by bucket and by name).
     """
     optimizer = updater.optimizer
     state: dict[str, dict[str, torch.Tensor]] = {}
@@ -112,14 +112,20 @@ def restore(
         converted = settings.get("multi_precision") and part.multi_precision
         stays = ("state_dtype", "state_device", *(("multi_precision",) if converted else ()))
         restored = {name: value for name, value in settings.items() if name not in stays}
-        schedule, attributes = _saved_schedule(part, part_state["lr_scheduler"])
-        _warn_of_end(part.lr_scheduler, schedule, saved["num_update"])
-        changes.append((part, restored | {"lr_scheduler": schedule}, attributes))
+        own_schedules = {LR: part.lr_scheduler, **part.schedules}
+        schedules, attributes = {}, list[tuple[Any, dict[str, Any]]]()
+        for name, each in saved_schedules(part, part_state).items():
+            schedules[name], values = _saved_schedule(name, own_schedules.get(name), each)
+            attributes.append((schedules[name], values))
+            _warn_of_end(name, own_schedules.get(name), schedules[name], saved["num_update"])
+        restored |= {LR: schedules.pop(LR), "_schedules": schedules}
+        changes.append((part, restored, attributes))
         states |= _saved_states(part, dict(zip(names, params, strict=True)), part_state, present, overwritten)
     for part, settings, attributes in changes:
         part.set_together(settings, True)
-        if attributes:
-            vars(part.lr_scheduler).update(attributes)
+        for schedule, values in attributes:
+            if values:
+                vars(schedule).update(values)
     if isinstance(optimizer, MultiOptimizer):
         optimizer.set_together({option.name: option.default for option in LIMITS} | saved["settings"])
     for state, of_file in overwritten:
@@ -204,17 +210,18 @@ def _fits(
 
 
 def _described(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the name, the settings and the schedule of one optimizer."""
+    """Return the name, the settings and the schedules of one optimizer."""
+    schedules = {name: _described_schedule(schedule) for name, schedule in optimizer.schedules.items()}
     return {
         "optimizer": type(optimizer).__name__.lower(),
         "settings": optimizer.settings(),
-        "lr_scheduler": _schedule_of(optimizer),
+        LR: _described_schedule(optimizer.lr_scheduler),
+        **({SCHEDULES: schedules} if schedules else {}),
     }
 
 
-def _schedule_of(optimizer: Optimizer) -> dict[str, Any] | str | None:
-    """Return the optimizer's schedule as plain data, with `CALLABLE` if it cannot be made again; None if there is none."""
-    schedule = optimizer.lr_scheduler
+def _described_schedule(schedule: Any) -> dict[str, Any] | str | None:
+    """Return a schedule as plain data, with `CALLABLE` if it cannot be made again; None if there is none."""
     if schedule is None:
         return None
     if isinstance(schedule, lr_scheduler.LRScheduler):
@@ -224,33 +231,37 @@ def _schedule_of(optimizer: Optimizer) -> dict[str, Any] | str | None:
     return {CALLABLE: type(schedule).__qualname__, "state": state} if state else CALLABLE
 
 
-def _saved_schedule(optimizer: Optimizer, saved: Any) -> tuple[Any, dict[str, Any]]:
+def _saved_schedule(name: str, own: Any, saved: Any) -> tuple[Any, dict[str, Any]]:
     """Return the schedule that was saved, and {}; or if it cannot be made, the optimizer's own and its saved attributes."""
-    own = optimizer.lr_scheduler
     if saved is None or saved == OWN:
         return own if saved == OWN else None, {}
     if saved == CALLABLE:
-        words, fits = "a plain callable", CALLABLE in (_schedule_of(optimizer) or ())
+        words, fits = "a plain callable", CALLABLE in (_described_schedule(own) or ())
     elif isinstance(saved, Mapping) and CALLABLE in saved:
         words, fits = f"a {saved[CALLABLE]}", type(own).__qualname__ == saved[CALLABLE]
     else:
         return lr_scheduler.from_config(saved, own), {}
     if not fits:
         raise ValueError(
-            f"saved state had {words} as its lr_scheduler, which cannot be saved; this trainer has {own!r}: give it that "
+            f"saved state had {words} as its {_title(name)}, which cannot be saved; this trainer has {own!r}: give it that "
             "callable before loading"
         )
     return own, {} if saved == CALLABLE else checked_attributes(own, saved.get("state"))
 
 
-def _warn_of_end(own: Any, schedule: Any, num_update: int) -> None:
+def _title(name: str) -> str:
+    return name if name == LR else f"{SCHEDULES}[{name!r}]"
+
+
+def _warn_of_end(name: str, own: Any, schedule: Any, num_update: int) -> None:
     """Warn if the saved schedule is at its end, and the one that it replaces is not: a training is to go on for longer."""
     end, own_end = getattr(schedule, "max_update", None), getattr(own, "max_update", None)
     if isinstance(end, int) and isinstance(own_end, int) and end <= num_update < own_end:
         warnings.warn(
             f"the saved {type(schedule).__name__} replaces the trainer's: it ended at max_update={end}, and the saved "
-            f"training is at update {num_update}, so that the learning rate stays at its last value; to train until "
-            f"update {own_end}, set trainer.optimizer.lr_scheduler after loading",
+            f"training is at update {num_update}, so that {'the learning rate' if name == LR else name} stays at its "
+            f"last value; to train until update {own_end}, set trainer.optimizer.{LR if name == LR else SCHEDULES} after "
+            "loading",
             stacklevel=stacklevel_of_caller(),
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,12 @@ class TrainerProbe:
         """The learning rate of the last update."""
         return living(self.source).learning_rate
 
+    @property
+    def scheduled(self) -> dict[str, float]:
+        """The other numbers of the last update that have a schedule, by name."""
+        optimizer = living(self.source).optimizer
+        return optimizer.scheduled_at(optimizer.num_update)
+
     def after_step(self) -> None:
         self._steps += 1
         if self._counting is not None:
@@ -172,6 +179,7 @@ class OptimizerProbe:
     """Measures norms before and after every k-th step of a torch optimizer, in its step hooks."""
 
     edges = np.zeros(0)
+    scheduled: Mapping[str, float] = {}
     storage: tuple[str, ...] = ()
 
     def __init__(self, optimizer: torch.optim.Optimizer, every: int, module: torch.nn.Module | None = None) -> None:

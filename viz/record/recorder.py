@@ -136,7 +136,9 @@ class Recorder:
         self._looked = time.monotonic()
 
     def step(self, *unnamed: float | torch.Tensor, **scalars: float | torch.Tensor) -> None:
-        """Record the step that has just been taken. Call it once after each step; the learning rate is recorded, too.
+        """Record the step that has just been taken. Call it once after each step.
+
+        The learning rate is recorded, too, and the values of a Trainer's `schedules` by the names of their settings.
 
         Args:
             *unnamed: refused: a number needs a name, as in `step(loss=loss)`.
@@ -153,8 +155,9 @@ class Recorder:
         number = self._now.measuring.number
         if number <= self._now.last:
             raise ValueError(f"step() after update {number}, which has been recorded: call it once after each step")
-        rate: dict[str, float | torch.Tensor] = {"learning_rate": self._now.measuring.learning_rate}
-        values = rate | checked_scalars(scalars)
+        measuring = self._now.measuring
+        known: dict[str, float | torch.Tensor] = {"learning_rate": measuring.learning_rate, **measuring.scheduled}
+        values = known | checked_scalars(scalars)
         self._now.last = number
         self._now.scalars.add(number, values)
         if self._watched:

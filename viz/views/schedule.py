@@ -7,6 +7,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 
 from ...trainer import Trainer, validation
 from ...trainer.lr_scheduler import LRScheduler, create
+from ...trainer.optimizer.multi import parts_of
 from ..record import Recorder, Run
 from ..record.series import POINTS
 from ..scene import Axis, Control, Layer, Line, Panel, RefLine, Scene
@@ -41,8 +43,9 @@ Schedule = str | Callable[[int], float] | Trainer | TorchSchedule
 class ScheduleView(View):
     """Learning rates of one or several schedules over the number of updates.
 
-    A `Trainer`'s past rates are a solid line, and its future rates a dashed one. A torch schedule shows only future rates,
-    which come from a copy of it, so that the schedule and its optimizer do not change.
+    A `Trainer`'s past rates are a solid line, and its future rates a dashed one. The `schedules` of its other settings are
+    drawn below, a panel for each setting. A torch schedule shows only future rates, which come from a copy of it, so that
+    the schedule and its optimizer do not change.
 
     Args:
         schedules: a callable from the number of updates to a learning rate, such as the schedules of
@@ -95,29 +98,26 @@ class ScheduleView(View):
         numbers = spread(1, n, POINTS)
         layers: list[Layer] = []
         values: list[np.ndarray] = []
+        others: dict[str, list[Line]] = {}  # by setting
         now = None
         for i, (name, schedule) in enumerate(self.schedules.items()):
             if isinstance(schedule, Trainer):
                 now = schedule.optimizer.num_update
-                past, before = self._past(schedule, numbers)
-                values.append(before)
-                if len(past):
-                    layers.append(Line(past, drawable(before), name=name, style=i, marker=len(past) == 1))
-                to_come = numbers[numbers > now]
-                if len(past) and len(to_come):
-                    to_come = np.concatenate([past[-1:], to_come])
-                rates = _rates(schedule.optimizer.rate_at, to_come)
-                dashed = f"{name}, to come" if len(past) else name
-                layers.append(Line(to_come, drawable(rates), name=dashed, style=_dashed(i), marker=len(to_come) == 1))
-            elif isinstance(schedule, TorchSchedule):
+                lines, of_lines = self._of_trainer(schedule, "learning_rate", schedule.optimizer.rate_at, numbers, name, i)
+                layers += lines
+                values += of_lines
+                for setting, function in _other_schedules(schedule).items():
+                    lines, _ = self._of_trainer(schedule, setting, function, numbers, name, i)
+                    others.setdefault(setting, []).extend(lines)
+                continue
+            if isinstance(schedule, TorchSchedule):
                 x, rates = _torch_rates(schedule, n)
-                layers.append(Line(x, drawable(rates), name=name, style=i, marker=len(x) == 1))
             else:
-                rates = _rates(schedule, numbers)
-                layers.append(Line(numbers, drawable(rates), name=name, style=i, marker=len(numbers) == 1))
+                x, rates = numbers, _rates(schedule, numbers)
+            layers.append(Line(x, drawable(rates), name=name, style=i, marker=len(x) == 1))
             values.append(rates)
-        if now is not None and 0 < now < n:
-            layers.append(RefLine([float(now)], style="quiet", label="now"))
+        marks = [RefLine([float(now)], style="quiet", label="now")] if now is not None and 0 < now < n else []
+        layers += marks
         across = Axis("update", 0.0, float(n))
         if self.scale == "log" and any((rates > 0).any() for rates in values):
             vertical = Axis.over("learning rate", *values, scale="log", margin=0.05)
@@ -127,13 +127,17 @@ class ScheduleView(View):
         zeros = [([np.asarray(line.x)[np.asarray(line.y) <= 0]], line.style) for line in lines]
         layers += not_positive(across, vertical, zeros)
         smoothing = smoothing_control([] if self._run is None else [self._run], ["loss"])
+        panels = [Panel(across, vertical, layers)]
+        for setting, of_setting in others.items():
+            upright = Axis.over(setting, *[np.asarray(line.y) for line in of_setting], margin=0.06)
+            panels.append(Panel(across, upright, [*of_setting, *marks], row=len(panels)))
         loss = _loss_panel(self._run, across, smoothing)
-        panels = [Panel(across if loss is None else replace(across, label=""), vertical, layers)]
-        panels += [] if loss is None else [loss]
+        panels += [] if loss is None else [replace(loss, row=len(panels))]
+        panels[:-1] = [replace(panel, x=replace(across, label="")) for panel in panels[:-1]]
         return Scene(
             panels,
             controls=[*([] if loss is None else [smoothing]), scale_control(self.scale, "scale of rates")],
-            height=3.6 if loss is None else 4.9,
+            height=3.6 + 1.3 * (len(panels) - 1),
             description=self.describe(),
         )
 
@@ -142,24 +146,42 @@ class ScheduleView(View):
         n = self._n_updates()
         lines, few = [], spread(1, n, 200)
         for name, schedule in self.schedules.items():
+            others: dict[str, Callable[[int], float]] = {}
             if isinstance(schedule, Trainer):
-                rates = _rates(schedule.optimizer.rate_at, few)
+                rates, others = _rates(schedule.optimizer.rate_at, few), _other_schedules(schedule)
                 name = f"{name}, now after update {schedule.optimizer.num_update:,}"
             elif isinstance(schedule, TorchSchedule):
                 rates = _torch_rates(schedule, n)[1]
             else:
                 rates = _rates(schedule, few)
             lines.append(f"{name}: {_words(rates)} up to update {n:,}")
+            lines += [f"{setting} of {name}: {_words(_rates(each, few))}" for setting, each in others.items()]
         return "\n".join(lines)
 
-    def _past(self, trainer: Trainer, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the past updates and their learning rates: the recorded ones, or else the schedule's."""
-        recorded = None if self._run is None else self._run.scalars.get("learning_rate")
+    def _of_trainer(
+        self, trainer: Trainer, setting: str, function: Callable[[int], float], numbers: np.ndarray, name: str, style: int
+    ) -> tuple[list[Line], list[np.ndarray]]:
+        """Return the lines of a setting, past and to come, and their values."""
+        past, before = self._past(trainer, setting, function, numbers)
+        lines = [Line(past, drawable(before), name=name, style=style, marker=len(past) == 1)] if len(past) else []
+        to_come = numbers[numbers > trainer.optimizer.num_update]
+        if len(past) and len(to_come):
+            to_come = np.concatenate([past[-1:], to_come])
+        rates = _rates(function, to_come)
+        dashed = f"{name}, to come" if len(past) else name
+        lines.append(Line(to_come, drawable(rates), name=dashed, style=_dashed(style), marker=len(to_come) == 1))
+        return lines, [before, rates]
+
+    def _past(
+        self, trainer: Trainer, setting: str, function: Callable[[int], float], numbers: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the past updates and a setting's values: the recorded ones, or else the schedule's."""
+        recorded = None if self._run is None else self._run.scalars.get(setting)
         if recorded is not None and len(recorded):
             curve = recorded.curve()
             return middle_steps(curve), curve.mean
         past = numbers[numbers <= trainer.optimizer.num_update]
-        return past, _rates(trainer.optimizer.rate_at, past)
+        return past, _rates(function, past)
 
     def _n_updates(self) -> int:
         if self._wanted is not None:
@@ -167,12 +189,28 @@ class ScheduleView(View):
         lengths: list[int] = []
         for schedule in self.schedules.values():
             rule: Any = schedule.optimizer.lr_scheduler if isinstance(schedule, Trainer) else schedule
+            others = _all_schedules(schedule) if isinstance(schedule, Trainer) else []
+            lengths += [int(each.max_update) for each in others if hasattr(each, "max_update")]
             lengths += [int(getattr(rule, name)) for name in ("max_update", "total_steps", "T_max") if hasattr(rule, name)]
             lengths += [int(max(rule.step) * 1.2)] if isinstance(getattr(rule, "step", None), list) else []
             lengths += [2 * schedule.optimizer.num_update] if isinstance(schedule, Trainer) else []
         if not max(lengths, default=0):
             raise ValueError("n_updates is missing: none of the schedules says how long it is")
         return max(lengths)
+
+
+def _all_schedules(trainer: Trainer) -> list[Any]:
+    return [schedule for part in parts_of(trainer.optimizer) for schedule in part.schedules.values()]
+
+
+def _other_schedules(trainer: Trainer) -> dict[str, Callable[[int], float]]:
+    """Return the schedules of a trainer's settings other than the learning rate, by name."""
+    names = trainer.optimizer.scheduled_at(max(trainer.optimizer.num_update, 1))
+    return {name: partial(_value_at, trainer, name) for name in names}
+
+
+def _value_at(trainer: Trainer, name: str, num_update: int) -> float:
+    return trainer.optimizer.scheduled_at(num_update)[name]
 
 
 def _loss_panel(run: Run | None, across: Axis, smoothing: Control) -> Panel | None:
