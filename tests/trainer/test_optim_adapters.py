@@ -275,12 +275,17 @@ def test_the_constructors_own_defaults_are_used(registered):
     assert adapter(_parameters(), lr=0.0, weight_decay=0.0).param_groups[0]["weight_decay"] == 0.0
 
 
-WITH_BETAS = sorted(name for name in OURS if "betas" in inspect.signature(getattr(tristep.optim, name)).parameters)
+# By name, the option that torch's schedules of momentum change.
+CYCLED = {
+    name: "beta1" if "betas" in parameters else "momentum"
+    for name in sorted(OURS)
+    if {"betas", "momentum"} & (parameters := inspect.signature(getattr(tristep.optim, name)).parameters).keys()
+}
 
 
 @pytest.mark.sample(5)
-@pytest.mark.parametrize("name", WITH_BETAS)
-def test_schedules_of_torch_change_beta1(name):
+@pytest.mark.parametrize("name", CYCLED)
+def test_schedules_of_torch_change_momentum(name):
     """As if the rate and `beta1` that the same schedule gives torch's Adam were set by hand."""
     trained = []
     for by_hand in (False, True):
@@ -292,12 +297,12 @@ def test_schedules_of_torch_change_beta1(name):
         for step in range(6):
             if by_hand:
                 rate, (beta1, _) = adam.param_groups[0]["lr"], adam.param_groups[0]["betas"]
-                optimizer.param_groups[0].update(lr=rate, beta1=beta1)
+                optimizer.param_groups[0].update({"lr": rate, CYCLED[name]: beta1})
             _give_gradients(parameters, step)
             optimizer.step()
             adam.step()
             scheduler.step()
-            seen.append(optimizer.param_groups[0]["beta1"])
+            seen.append(optimizer.param_groups[0][CYCLED[name]])
         assert len(set(seen)) > 3
         trained.append(parameters)
     assert _equal(*trained)

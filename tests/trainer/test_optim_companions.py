@@ -35,8 +35,18 @@ SCHEDULES = {
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [("SGD", {"momentum": 0.9}), ("AdamW", {}), ("Adam", {"lr": torch.tensor(0.1, dtype=torch.float64), "foreach": False})],
-    ids=["SGD", "AdamW", "Adam with a tensor"],
+    [
+        *[
+            ("SGD", {"momentum": 0.9}),
+            ("SGD", {}),
+            ("RMSprop", {"momentum": 0.5}),
+            ("AdamW", {}),
+            ("NAdam", {}),
+            ("RAdam", {}),
+        ],
+        *[("Adamax", {}), ("Adam", {"lr": torch.tensor(0.1, dtype=torch.float64), "foreach": False})],
+    ],
+    ids=["SGD", "SGD without momentum", "RMSprop", "AdamW", "NAdam", "RAdam", "Adamax", "Adam with a tensor"],
 )
 def test_schedules_like_torch(name, arguments, schedule):
     runs = []

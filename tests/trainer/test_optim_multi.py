@@ -1,6 +1,7 @@
 """tristep.optim.MultiOptimizer against the optimizers of torch side by side, in torch's own tools."""
 
 import copy
+import functools
 import pickle
 
 import pytest
@@ -229,25 +230,32 @@ def test_a_group_of_nobody_is_refused_before_anything_changes():
 
 
 @pytest.mark.parametrize("schedule", ["OneCycleLR", "CyclicLR"])
-@pytest.mark.parametrize(("name", "options"), [("AdamW", {}), ("SGD", {"momentum": 0.9})])
-def test_schedules_of_momentum_are_torchs(schedule, name, options):
-    found = []
-    for several in (True, False):
-        net = make_net()
-        if several:
-            entries = [("ndim<2", name, {"lr": 0.02, **options}), ("*", name, {"lr": 0.01, **options})]
-            optimizer = optim.MultiOptimizer(net, entries)
-        else:
-            groups = [[p for p in net.parameters() if (p.ndim < 2) == small] for small in (True, False)]
-            groups = [{"params": group, "lr": lr} for group, lr in zip(groups, (0.02, 0.01), strict=True)]
-            optimizer = getattr(torch.optim, name)(groups, **options)
-        arguments = {"total_steps": 9} if schedule == "OneCycleLR" else {"base_lr": 0.001, "step_size_up": 3}
-        scheduler = getattr(torch.optim.lr_scheduler, schedule)(optimizer, max_lr=[0.01, 0.005], **arguments)
-        options_now = [[group.get(key) for key in ("lr", "betas", "momentum")] for group in optimizer.param_groups]
-        found.append((take(optimizer, net, 7, scheduler=scheduler), options_now))
-    (weights, options), (expected, peers) = found
-    close(weights, expected, rtol=0, atol=1e-12)
-    assert options == peers
+@pytest.mark.parametrize(
+    "names",
+    [("AdamW", "AdamW"), ("SGD", "SGD"), ("AdamW", "SGD"), ("SGD", "AdamW"), ("AdamW", torch.optim.SGD)],
+    ids=["betas", "momentum", "both", "both, the other way", "one of torch's"],
+)
+def test_schedules_of_momentum_are_torchs(schedule, names):
+    """As with torch's optimizers, each with its scheduler."""
+    arguments = {"total_steps": 9} if schedule == "OneCycleLR" else {"base_lr": 0.001, "step_size_up": 3}
+    make = functools.partial(getattr(torch.optim.lr_scheduler, schedule), **arguments)
+    options = [
+        {"lr": lr} if name == "AdamW" else {"lr": lr, "momentum": 0.9} for name, lr in zip(names, (0.02, 0.01), strict=True)
+    ]
+    net = make_net()
+    optimizer = optim.MultiOptimizer(net, [("ndim<2", names[0], options[0]), ("*", names[1], options[1])])
+    weights = take(optimizer, net, 7, scheduler=make(optimizer, max_lr=[0.01, 0.005]))
+    net, peers, schedulers = make_net(), [], []
+    for name, of, small, max_lr in zip(names, options, (True, False), (0.01, 0.005), strict=True):
+        peer = getattr(torch.optim, name) if isinstance(name, str) else name
+        peers.append(peer([p for p in net.parameters() if (p.ndim < 2) == small], **of))
+        schedulers.append(make(peers[-1], max_lr=max_lr))
+    for step in range(7):
+        net.zero_grad()
+        loss_of(net, step).backward()
+        for each in (*peers, *schedulers):
+            each.step()
+    close(weights, list(net.parameters()), rtol=0, atol=1e-12)
 
 
 def _step_flattened(net, optimizer, steps):

@@ -11,10 +11,13 @@ from typing import Any
 
 import torch
 
+from ...kernels.graphs import current_recording
 from ..utils.dynamo import outside_dynamo
 from ..utils.interrupts import uninterrupted
 from .base import FusedOptimizer
 from .groups import Group, refuse_evaluated, same_objects
+
+_MOMENTA = {"momentum", "betas"}  # what torch's schedulers cycle
 
 
 class JoinedOptimizers(torch.optim.Optimizer):
@@ -23,7 +26,9 @@ class JoinedOptimizers(torch.optim.Optimizer):
     Groups, and the entries of `state`, are the same objects here and in the optimizer that updates them. Changes of the list
     or of `state` reach the optimizers by `share`, which the methods here call first; changes that an optimizer makes, for
     example when it is stepped alone, are visible here at once. `defaults` has the names common to all optimizers, with the
-    last one's values. A subclass sets `optimizers` before it calls the constructor.
+    last one's values. Where some have a momentum and the others betas, it has "momentum", for schedulers that cycle it: an
+    entry "momentum" of a group with betas is the first of these. A subclass sets `optimizers` before it calls the
+    constructor.
     """
 
     optimizers: list[Any]
@@ -31,6 +36,8 @@ class JoinedOptimizers(torch.optim.Optimizer):
     def __init__(self) -> None:
         all_defaults = [optimizer.defaults for optimizer in self.optimizers]
         common = {name: value for name, value in all_defaults[-1].items() if all(name in each for each in all_defaults)}
+        if not common.keys() & _MOMENTA and all(each.keys() & _MOMENTA for each in all_defaults):
+            common["momentum"] = next(each["momentum"] for each in all_defaults if "momentum" in each)
         self._agreed: dict[str, list[list[Any]]] = {}  # the objects here and in each optimizer when they last agreed
         # By id of a parameter: a weak reference to it, and the index of the optimizer that updates, or updated, it.
         self._owners: dict[int, tuple[weakref.ref[Any], int]] = {}
@@ -129,9 +136,21 @@ class JoinedOptimizers(torch.optim.Optimizer):
             self._look("state")  # so that references to `state` see new states
         return loss
 
+    def _pass_momentum(self) -> None:
+        """Make "momentum" the first of the betas in groups of optimizers that have no momentum."""
+        for optimizer in self.optimizers:
+            if "momentum" not in optimizer.defaults:
+                for group in optimizer.param_groups:
+                    if "momentum" in group:
+                        group["betas"] = (group["momentum"], *group["betas"][1:])
+
     @outside_dynamo
     @uninterrupted
     def _step_each(self) -> None:
+        if "momentum" in self.defaults:
+            self._pass_momentum()
+            if (recording := current_recording.get()) is not None:
+                recording.owners.append((lambda: True, self._pass_momentum))
         for optimizer in self.optimizers:
             optimizer.step()
 
