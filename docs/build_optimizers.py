@@ -30,7 +30,8 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
   more what a norm needs.
 - **Engines**: rules written once run on all three; "torch" stands for rules of whole matrices, in torch's own operations.
 - In addition to its own **arguments**, each takes those of every optimizer: learning_rate, wd, rescale_grad, clip_gradient,
-  lr_scheduler, begin_num_update, multi_precision, param_idx2name, param_dict; those on all three engines also the options
+  lr_scheduler, schedules, begin_num_update, multi_precision, param_idx2name, param_dict; those on all three engines also
+  the options
   {options}
   (see `tristep.optimizer.RuleOptimizer`). Lookahead keeps one more state, which only its synchronisations read and write,
   and ema_decay one that is read and written at every step; clip_norm, skip_norm and skip_nonfinite together read the

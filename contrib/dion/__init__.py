@@ -31,7 +31,7 @@ class Dion2(Muon):
         the default fraction from its authors' code, microsoft/dion.
     """
 
-    fraction = Setting(number, above=0, high=1)
+    fraction = Setting(number, above=0, high=1, fixed=True)
 
     def __init__(
         self, learning_rate: float | None = None, fraction: float = FRACTION, nesterov: bool = False, **kwargs: Any
@@ -59,7 +59,7 @@ class NorDion2(NorMuon):
     Source: microsoft/dion, NorDion2, which is Ahn, Amsel & Langford (2025), arXiv 2512.16928, with Li et al. (2025), alg. 1.
     """
 
-    fraction = Setting(number, above=0, high=1)
+    fraction = Setting(number, above=0, high=1, fixed=True)
 
     def __init__(
         self, learning_rate: float | None = None, fraction: float = FRACTION, nesterov: bool = False, **kwargs: Any

@@ -19,6 +19,11 @@ HOW_TOS = {  # file, title, the guide's sections, further pages
         ("integrations.md", "tutorials/12_from_torch_optim.md"),
     ),
     "several-optimizers": ("Several optimizers", ("Several optimizers in one",), ("optimizers/muon.md",)),
+    "schedules": (
+        "Schedules of any number",
+        ("Schedules of any number",),
+        ("tutorials/03_learning_rate_schedules.md", "optimizers/index.md"),
+    ),
     "rates-by-layer": ("Rates by layer", ("Rates by layer",), ("optimizers/index.md",)),
     "fused-matrices": (
         "Parts of fused matrices",

@@ -76,13 +76,13 @@ def change(trainer, net, step):
     optimizer = trainer.optimizer
     if optimizer.lr_scheduler is None:
         trainer.set_learning_rate(0.02 / (step + 1))
-    optimizer.wd = 0.01 * step
     for option, value in (
+        ("wd", 0.01 * step),
         ("beta1", 0.9 - 0.02 * step),
         ("clip_norm", 0.1 + 0.05 * step),
         ("clip_gradient", 0.5 / (step + 1)),
     ):
-        if getattr(optimizer, option, None) is not None:
+        if getattr(optimizer, option, None) is not None and option not in optimizer.schedules:
             setattr(optimizer, option, value)
     net[0].weight.lr_mult = 1.0 + step
 
@@ -91,6 +91,12 @@ GUARDS = {"agc": 0.1, "skip_norm": 0.3}
 CASES = {
     "adam": ("adam", {"clip_gradient": 0.5}, {}),
     "adam, schedule": ("adam", {"lr_scheduler": tristep.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1)}, {}),
+    "adam, schedules": (
+        "adam",
+        {"schedules": {"wd": tristep.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1), "beta1": lambda n: 0.9 - 0.01 * n}},
+        {},
+    ),
+    "matrices, schedules": ("muon", {"schedules": {"wd": tristep.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1)}}, {}),
     "all options": (
         "adam",
         {"clip_norm": 0.5, "cautious": True, "decoupled_wd": True, "lookahead": 3, "ema_decay": 0.9, "skip_nonfinite": True},
@@ -294,6 +300,12 @@ def test_what_cannot_be_captured_is_refused():
 def test_other_rules_of_whole_tensors_are_refused(name, options):
     with pytest.raises(ValueError, match=r"or Muon or NorMuon without options that change the rule, such as clip_norm"):
         Trainer(network(), name, options, engine="triton").capture(lambda x: x)
+
+
+def test_schedules_of_numbers_that_a_graph_of_matrices_keeps_are_refused():
+    trainer = Trainer(network(), "muon", {"schedules": {"momentum": lambda n: 0.9}}, engine="triton")
+    with pytest.raises(ValueError, match=r"with Muon and schedules of momentum: .* step without a graph"):
+        trainer.capture(lambda x: x)
 
 
 def test_random_numbers_of_matrices_are_refused():

@@ -121,3 +121,19 @@ def test_a_live_trainer_has_a_past_and_a_future():
     assert isinstance(scene.panels[1].layers[0], Line)
     np.testing.assert_allclose(scene.panels[1].layers[0].y, recorder.run.scalars["loss"].recent()[1], rtol=1e-6)
     assert "SGD, now after update 20: from 0.0983 to 0 up to update 60" in view.describe()
+
+
+def test_schedules_of_other_settings_are_drawn_below_and_recorded():
+    decay = lr_scheduler.CosineScheduler(10, base_lr=0.2)
+    trainer, recorder = _train(4, learning_rate=0.1, schedules={"wd": decay, "momentum": lambda n: 0.9 - n / 100})
+    recorder.poll()
+    np.testing.assert_allclose(recorder.run.scalars["momentum"].curve().mean, [0.89, 0.88, 0.87, 0.86])
+    view = ScheduleView({"SGD": trainer}, loss=recorder)
+    panels = view.scene().panels
+    assert [panel.y.label for panel in panels] == ["learning rate", "wd", "momentum", "loss"]
+    assert [panel.row for panel in panels] == [0, 1, 2, 3]
+    past, to_come = (layer for layer in panels[1].layers if isinstance(layer, Line))
+    np.testing.assert_allclose(past.y, decay(np.arange(1, 5)), rtol=1e-6)
+    assert to_come.x.tolist() == list(range(4, 11))  # as long as the longest schedule
+    np.testing.assert_allclose(to_come.y, decay(np.arange(4, 11)), rtol=1e-6, atol=1e-8)
+    assert "momentum of SGD, now after update 4: from 0.89 to 0.8" in view.describe()

@@ -94,7 +94,7 @@ class Prodigy(WithBetas):
 
     steps_at_0 = carried()  # the number of steps at a rate of 0, which the bias correction does not count
     beta3 = Setting(number, low=0, below=1, optional=True)
-    d0 = Setting(number, above=0, initial=True)
+    d0 = Setting(number, above=0, fixed=True)
     d_coef = positive()
     growth_rate = Setting(number, above=1, optional=True)
     safeguard_warmup = switch()

@@ -53,7 +53,7 @@ class Setting(Generic[_T]):
         optional: whether None is allowed, too.
         independent: whether the setting is allowed whatever the others are; `check_settings` is then skipped, so that
             setting it at every step is cheap.
-        initial: whether initial states depend on the setting, so that it cannot have a schedule.
+        fixed: whether the rule or its states depend on the number, so that it cannot have a schedule.
         **limits: further arguments of `check`.
     """
 
@@ -65,11 +65,11 @@ class Setting(Generic[_T]):
         *,
         optional: bool = False,
         independent: bool = False,
-        initial: bool = False,
+        fixed: bool = False,
         **limits: Any,
     ) -> None:
         self._check, self._optional, self._independent, self._limits = check, optional, independent, limits
-        self.takes_schedule = check is number and not (independent or initial)
+        self.takes_schedule = check is number and not (independent or fixed)
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -197,18 +197,15 @@ def start_schedule(optimizer: Any, name: str, schedule: Any, is_argument: bool) 
                 f"schedules[{name!r}]={schedule!r}: was given no base_lr, and {name} is {value}: give one of them"
             )
         set_base_lr(schedule, value, name)
-    elif is_argument and value != _default(type(optimizer), name):
+    elif is_argument and _was_given(type(optimizer), name, value):
         set_base_lr(schedule, value, name)
 
 
-def _default(klass: type, name: str) -> Any:
-    """Return the default of a constructor's argument."""
-    for base in klass.__mro__:
-        if base is not object and "__init__" in vars(base):
-            parameter = inspect.signature(vars(base)["__init__"]).parameters.get(name)
-            if parameter is not None:
-                return parameter.default
-    return None
+def _was_given(klass: type, name: str, value: Any) -> bool:
+    """Return whether the value of a setting is not the default of its argument, or one that None stands for."""
+    inits = [vars(base)["__init__"] for base in klass.__mro__ if base is not object and "__init__" in vars(base)]
+    default = next(p[name].default for init in inits if name in (p := inspect.signature(init).parameters))
+    return bool(value != default and (default is not None or getattr(klass, name)._optional))
 
 
 def first_argument_in_mxnet(name: str) -> Callable[[Callable[_P, None]], Callable[_P, None]]:

@@ -233,7 +233,7 @@ def _described_schedule(schedule: Any) -> dict[str, Any] | str | None:
 
 def _saved_schedule(name: str, own: Any, saved: Any) -> tuple[Any, dict[str, Any]]:
     """Return the schedule that was saved, and {}; or if it cannot be made, the optimizer's own and its saved attributes."""
-    if saved is None or saved == OWN:
+    if saved == OWN or (saved is None and name == LR):
         return own if saved == OWN else None, {}
     if saved == CALLABLE:
         words, fits = "a plain callable", CALLABLE in (_described_schedule(own) or ())

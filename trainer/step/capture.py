@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from ...kernels import Rule, ShapedRule
+from ...kernels import Rule, ShapedRule, TensorRule
 from ...kernels.backends import choose_engine
 from ...kernels.graphs import Recording, for_all_steps
 from ..optimizer import RuleOptimizer, Updater
@@ -128,7 +128,13 @@ def check_capture(updater: Updater, device: torch.device, telemetry: Any) -> Non
     """Raise ValueError if the optimizer, the engine or the telemetry does not allow `Trainer.capture`."""
     optimizer = updater.optimizer
     for part in parts_of(optimizer):
-        check_rule(part, part.composed_rule if isinstance(part, RuleOptimizer) else None)
+        rule: Any = part.composed_rule if isinstance(part, RuleOptimizer) else None
+        check_rule(part, rule)
+        if isinstance(rule, TensorRule) and (kept := sorted(part.schedules.keys() - {"wd"})):
+            raise ValueError(
+                f"capture() with {type(part).__name__} and schedules of {', '.join(kept)}: a graph of whole tensors keeps "
+                "these numbers, so that each step would record another: take them out of schedules, or step without a graph"
+            )
     check_engine(device, updater.engine)
     if telemetry is not None:
         raise ValueError("capture() of a trainer with telemetry, which writes to other memory at each step: must be None")
