@@ -407,7 +407,7 @@ class Optimizer:
         Raises:
             TypeError, ValueError: a scheduler returned something that is not allowed for its setting.
         """
-        return _values_of(self, self._schedules, num_update)
+        return _values_of(self, self._schedules, num_update) if self._schedules else {}
 
     def follow_schedules(self, num_update: int) -> None:
         """Set the settings that have a schedule to their values at an update count; each step does it first."""

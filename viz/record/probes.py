@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import math
 import weakref
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -92,15 +91,11 @@ class TrainerProbe:
         return 0 if trainer is None else trainer.optimizer.num_update
 
     @property
-    def learning_rate(self) -> float:
-        """The learning rate of the last update."""
-        return living(self.source).learning_rate
-
-    @property
     def scheduled(self) -> dict[str, float]:
-        """The other numbers of the last update that have a schedule, by name."""
+        """The learning rate of the last update, and other numbers that have a schedule, by name."""
         optimizer = living(self.source).optimizer
-        return optimizer.scheduled_at(optimizer.num_update)
+        count = optimizer.num_update
+        return {"learning_rate": optimizer.rate_at(count), **optimizer.scheduled_at(count)}
 
     def after_step(self) -> None:
         self._steps += 1
@@ -179,7 +174,6 @@ class OptimizerProbe:
     """Measures norms before and after every k-th step of a torch optimizer, in its step hooks."""
 
     edges = np.zeros(0)
-    scheduled: Mapping[str, float] = {}
     storage: tuple[str, ...] = ()
 
     def __init__(self, optimizer: torch.optim.Optimizer, every: int, module: torch.nn.Module | None = None) -> None:
@@ -210,8 +204,9 @@ class OptimizerProbe:
         return f"{type(optimizer).__name__}({', '.join(f'{key}={value!r}' for key, value in settings.items())})"
 
     @property
-    def learning_rate(self) -> float:
-        return float(living(self.source).param_groups[0]["lr"]) if self._rate is None else self._rate
+    def scheduled(self) -> dict[str, float]:
+        rate = float(living(self.source).param_groups[0]["lr"]) if self._rate is None else self._rate
+        return {"learning_rate": rate}
 
     def go_back(self, number: int) -> None:
         self.number = number

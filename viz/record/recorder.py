@@ -155,9 +155,7 @@ class Recorder:
         number = self._now.measuring.number
         if number <= self._now.last:
             raise ValueError(f"step() after update {number}, which has been recorded: call it once after each step")
-        measuring = self._now.measuring
-        known: dict[str, float | torch.Tensor] = {"learning_rate": measuring.learning_rate, **measuring.scheduled}
-        values = known | checked_scalars(scalars)
+        values: dict[str, float | torch.Tensor] = {**self._now.measuring.scheduled, **checked_scalars(scalars)}
         self._now.last = number
         self._now.scalars.add(number, values)
         if self._watched:
