@@ -118,6 +118,7 @@ DIFFERENT = [
     ("rate", "'lr' 0.05 on rank 0 and 'lr' 0.5 on rank 1"),
     ("multiplier", "'lr_mult of 0.weight' 1.0 on rank 0 and 'lr_mult of 0.weight' 2.0 on rank 1"),
     ("compression", "'compression_params' None on rank 0 and 'compression_params' {'type': '2bit'} on rank 1"),
+    ("schedules", "'schedules' [[]] on rank 0 and 'schedules' [['wd']] on rank 1"),
     ("update", "'update_on_kvstore' True on rank 0 and 'update_on_kvstore' False on rank 1"),
 ]
 
@@ -142,6 +143,8 @@ def _different(update):
             named = [(name.replace("0.", "first."), param) for name, param in named]
         arguments = {"learning_rate": 0.5 if odd == "rate" else 0.05, "momentum": 0.9}
         name, arguments = ("adam", {"learning_rate": 0.05}) if odd == "optimizer" else ("sgd", arguments)
+        if odd == "schedules":
+            arguments["schedules"] = {"wd": lambda count: 0.0}
         settings = {"compression_params": {"type": "2bit"}} if odd == "compression" else {}
         here = (rank == 0) if what == "update" else update
         trainer = _trainer(named, here, None, name, arguments, **settings)
@@ -213,6 +216,10 @@ OPTIMIZERS = {
     "sgd": lambda: ("sgd", {"learning_rate": 0.05, "momentum": 0.9}),
     "adamw": lambda: ("adamw", {"wd": 0.1}),
     "scheduled": lambda: ("sgd", {"lr_scheduler": tristep.lr_scheduler.FactorScheduler(100, 0.5, base_lr=0.05)}),
+    "scheduled decay": lambda: (
+        "adamw",
+        {"schedules": {"wd": tristep.lr_scheduler.FactorScheduler(100, 0.5, base_lr=0.05)}},
+    ),
     "muon": lambda: ("muon", {"coefficients": [CUBIC], "split": {"*weight": 2}}),
     "a user's": lambda: (_Plain(), {}),
     "several": lambda: ([("*weight", "muon"), ("*", _Plain())], {}),
@@ -236,6 +243,13 @@ UNLIKE = {
         "scheduled",
         lambda _, trainer: trainer.optimizer.lr_scheduler.start_from(0.06),
         "lr of 0.weight",
+        0.05,
+        0.06,
+    ),
+    "schedule of decay": (
+        "scheduled decay",
+        lambda _, trainer: trainer.optimizer.schedules["wd"].start_from(0.06),
+        "wd",
         0.05,
         0.06,
     ),
