@@ -138,6 +138,7 @@ SHARED = cosine(base_lr=0.1)
     ("name", "arguments", "message"),
     [
         ("adamw", {"schedules": {"lr": cosine()}}, r"schedules\['lr'\]: the schedule of the learning rate is lr_scheduler"),
+        ("adamw", {"schedules": {"learning_rate": cosine()}}, r"the schedule of the learning rate is lr_scheduler"),
         ("adamw", {"schedules": {"weight_decay": cosine()}}, r"Did you mean 'wd'\? A schedule is for beta1, .*, wd"),
         ("adamw", {"schedules": {"state_dtype": cosine()}}, r"no number that each step of AdamW reads.* is for beta1"),
         ("rmsprop", {"schedules": {"centered": cosine()}}, r"no number that each step of RMSProp reads"),

@@ -176,8 +176,8 @@ def check_scheduled(optimizer: Any, names: Iterable[str]) -> None:
     klass = type(optimizer)
     allowed = [name for name in arguments_of(klass) if getattr(getattr(klass, name, None), "takes_schedule", False)]
     for name in names:
-        if name == "lr":
-            raise ValueError("schedules['lr']: the schedule of the learning rate is lr_scheduler")
+        if name in ("lr", "learning_rate"):
+            raise ValueError(f"schedules[{name!r}]: the schedule of the learning rate is lr_scheduler")
         if name not in allowed:
             raise ValueError(
                 f"schedules[{name!r}]: is no number that each step of {klass.__name__} reads."
