@@ -106,6 +106,7 @@ class ServerCore:
         lr_scheduler = changes.get("lr_scheduler")
         instance("lr_scheduler", lr_scheduler, (Callable, type(None)), "a schedule or None", shown=True)
         schedules = changes.get("schedules", {})
+        instance("schedules", schedules, Mapping, "a mapping", shown=True)
         check_scheduled(optimizer, schedules)
         for name, schedule in schedules.items():
             instance(f"schedules[{name!r}]", schedule, Callable, "a schedule", shown=True)

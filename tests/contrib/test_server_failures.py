@@ -77,6 +77,8 @@ def _bad_messages(store):
         push(settings={"rescale_grad": math.inf}),
         push(settings={"another": 1}),
         push(lr_scheduler=3),
+        push(schedules=3),
+        push(schedules={"wd": 3}),
         push(multipliers={1: (1.0, -1.0)}),
         push(multipliers={1: 3}),
         (Opcode.PUSH, ([2], {}, None)),  # of another shape

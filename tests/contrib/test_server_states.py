@@ -88,6 +88,8 @@ def _follows(store):
     made.lr_scheduler = None
     made.set_learning_rate(0.5)
     found.append(off())
+    made.schedules = {"clip_gradient": lr_scheduler.PiecewiseScheduler(step=[10], rates=[0.1], base_lr=0.2)}
+    found += [off(), off()]
     return found, made.num_update
 
 
@@ -95,8 +97,9 @@ def test_what_is_changed_reaches_the_server(run_job):
     ((found, num_update),) = run_job(_follows, 1)
     expected = [[1.0, 3.0], [0.5, 1.5], [1.0, 1.5], [0.25, 0.375], [0.5, 0.75]]
     expected += [[4.0, 12.0], [2.0, 6.0], [40.0, 120.0], [0.25, 0.75]]  # a new base_lr is the next rate, as in MXNet
+    expected += [[0.1, 0.3], [0.05, 0.15]]
     assert found == expected
-    assert num_update == 9
+    assert num_update == 11
 
 
 def _each_its_batch(store):
