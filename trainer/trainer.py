@@ -761,7 +761,7 @@ class Trainer:
 
 
 _MOST = 1 << 53  # a batch size that needs no check; others may be too large for a float
-_SETTINGS = ("lr_scheduler", "lr_mult", "wd_mult", "num_update")  # those of every optimizer that are not in `settings()`
+_SETTINGS = ("lr_scheduler", "schedules", "lr_mult", "wd_mult", "num_update")  # which are not in `settings()`
 
 
 def _make_optimizer(optimizer: Any, optimizer_params: Any) -> Optimizer:
