@@ -59,11 +59,13 @@ class Launch:
         sums: for each reduction the numbers that the rule receives, [n_tensors, n_results], without those that are vectors;
             the same tensor as in `totals` if the rule receives the sums alone.
         numbers: for each reduction its `PerTensorStates`, or None if it keeps nothing.
+        skipped: float32 [1], not 0 if what reductions keep stays because the step is skipped.
     """
 
     engine: str | None = None  # that the user has asked for; a rule of whole tensors may use it or not
     looks_at_tensors = False  # whether it computes on tensors rather than on addresses
     may_raise = False  # whether the rule may raise for the values of tensors
+    finishes_sums = False  # whether `run_finished` can be called
     multiplies_on_host = False  # whether the factor in grad_scale_and_skip is multiplied into `hyper`
 
     @torch.inference_mode(False)  # what is made here outlives the step
@@ -149,6 +151,7 @@ class Launch:
             numbers = [row[n_states : n_states + len(reduction.kept)] for row in self.states]
             self.numbers.append(PerTensorStates(numbers) if reduction.kept and reduction.op != "mean" else None)
             n_states += len(reduction.kept)
+        self.skipped = torch.zeros(1, device=self.device)
         self._active: tuple[list[bool], torch.Tensor] | None = None
         self._prepare()
 
@@ -184,6 +187,10 @@ class Launch:
 
     def run_reduction(self, stage: int) -> None:
         """Run reduction number `stage` of the rule and write its results to `totals[stage]`."""
+        raise NotImplementedError
+
+    def run_finished(self, stage: int) -> None:
+        """Run reduction number `stage`, and write what its `finish` makes of the sums to `sums[stage]` and the states."""
         raise NotImplementedError
 
     def hyper_on_device(self) -> torch.Tensor:
@@ -309,6 +316,13 @@ class Launch:
             staged = streams.staged(torch.tensor(active, device="cpu"), self.device)
             self._active = active, staged.to(self.device, non_blocking=True)
         return self._active[1]
+
+    def kept_addresses(self, stage: int) -> np.ndarray:
+        """Return the addresses of the states that a reduction keeps, int64 [n_kept, n_tensors]."""
+        reductions = self.rule.reductions
+        first = len(self.rule.state) + sum(len(reduction.kept) for reduction in reductions[:stage])
+        slots = range(first, first + len(reductions[stage].kept))
+        return np.array([_addresses_of([row[k] for row in self.states]) for k in slots], dtype=np.int64)
 
     def _room(self, width: int) -> torch.Tensor:
         return torch.zeros(len(self.sizes), width, dtype=self.dtype, device=self.device)

@@ -29,7 +29,6 @@ class Parts:
         scopes: for each of these "row", "column" or "matrix".
         means: for each reduction the means of its values, before they are finished; [] for other reductions.
         kept: for each reduction the states that it keeps, by tensor; [] for other reductions.
-        skipped: [1], not 0 if the states stay because the step is skipped.
     """
 
     def __init__(
@@ -45,7 +44,6 @@ class Parts:
         }
         rooms = {scope: -(-counts // _MULTIPLE) * _MULTIPLE for scope, counts in self.counts.items()}
         self.starts = {scope: np.cumsum(room) - room for scope, room in rooms.items()}
-        self.skipped = torch.zeros(1, device=device)
         self.scopes: list[str] = []
         self.vectors: list[torch.Tensor] = []
         self.means: list[list[torch.Tensor]] = []

@@ -30,13 +30,17 @@ def run_reductions(
         # Rules chosen by shape may have more or fewer reductions; those over all tensors come first, and all have them.
         launches = [launch for launch in launches if len(launch.rule.reductions) > k]
         reduction = launches[0].rule.reductions[k]
+        is_global = reduction.scope == "global"
+        joins = len(launches) > 1 or all_reduce_global is not None if is_global else all_reduce_per_tensor is not None
+        at_once = not joins and (k > 0 or not begun)
+        finished = [each for each in launches if at_once and each.finishes_sums and each.numbers[k]]
         if k or not begun:
-            run_reduction(launches, k)
-            if reduction.scope == "global" and (len(launches) > 1 or all_reduce_global is not None):
+            run_reduction(launches, k, finished)
+            if is_global and joins:
                 join_totals([launch.totals[k] for launch in launches], reduction.op, all_reduce_global)
         if reduction.scope == "tensor" and all_reduce_per_tensor is not None:
             _all_reduce_each(launches, k, reduction, n_weights, all_reduce_per_tensor)
-        _finish([each for each in launches if each.numbers[k] is not None], k)
+        _finish([each for each in launches if each.numbers[k] and each not in finished], k)
         for launch in launches:  # of those for a rule of whole tensors, only the elementwise ones pass results on
             if launch.rule.reductions[k].feeds_next:
                 _append_previous(launch, k)
@@ -57,20 +61,20 @@ def reduce_nothing(
             join_totals([like.new_zeros(1, reduction.n_values)], reduction.op, all_reduce_global)
 
 
-def run_reduction(launches: Sequence[Launch], stage: int) -> None:
+def run_reduction(launches: Sequence[Launch], stage: int, finished: Sequence[Launch] = ()) -> None:
+    """Run one reduction; launches that are `finished` also compute and store its states, as `_finish` does for others."""
     for launch in launches:
         reduction = launch.rule.reductions[stage]
         if "kept" in reduction.extras:
             _load(launch, stage)
-        if reduction.op == "mean" and reduction.kept:
+        if launch in finished or (reduction.op == "mean" and reduction.kept):
             _tell_skipped(launch, launches)
-        launch.run_reduction(stage)
+        (launch.run_finished if launch in finished else launch.run_reduction)(stage)
 
 
 def _tell_skipped(launch: Launch, launches: Sequence[Launch]) -> None:
-    """Let a launch, one of `launches`, know whether the states of its parts stay as they are, because a step is skipped."""
-    assert launch.parts is not None
-    proceeds, control, skipped = _proceeds(launches), launch.grad_scale_and_skip, launch.parts.skipped
+    """Let a launch, one of `launches`, know whether what its reductions keep stays as it is, because a step is skipped."""
+    proceeds, control, skipped = _proceeds(launches), launch.grad_scale_and_skip, launch.skipped
     if control is not None:
         skipped.copy_(control[1:])
     if proceeds is not None:
@@ -107,10 +111,10 @@ def _all_reduce_each(
 
 def _load(launch: Launch, stage: int) -> None:
     """Write the inputs of a reduction into `sums`: its per-tensor states, then the results of the reduction before it."""
-    reduction, sums = launch.rule.reductions[stage], launch.sums
-    sums[stage][:, : len(reduction.kept)] = _states(launch, stage)
-    if reduction.feeds_next:
-        sums[stage][:, len(reduction.kept) :] = sums[stage - 1]
+    sums, n = launch.sums, len(launch.rule.reductions[stage].kept)
+    sums[stage][:, :n] = _states(launch, stage)
+    if launch.rule.reductions[stage].feeds_next:
+        sums[stage][:, n : n + sums[stage - 1].shape[1]] = sums[stage - 1]
 
 
 def limit_factor(launch: Launch, stage: int) -> torch.Tensor | None:
@@ -138,14 +142,16 @@ def _proceeds(launches: Sequence[Launch]) -> torch.Tensor | None:
 
 
 def _finish(launches: Sequence[Launch], stage: int) -> None:
-    """Compute and store the per-tensor states of a reduction from its sums."""
+    """Compute and store the per-tensor states of a reduction from its sums, by torch operations.
+
+    For engines without compiled code, and where other launches or processes had a part in the sums.
+    """
     if not launches:
         return
     proceeds = _proceeds(launches)
     if launches[0].rule.reductions[stage].scope == "tensor":
         for launch in launches:  # a tensor without gradient keeps its states
-            new, active = _finished(launch, stage, slice(None)), launch.active_on_device()[:, None]
-            _store(launch, stage, torch.where(active, new, _states(launch, stage)), proceeds)
+            _store(launch, stage, _finished(launch, stage, slice(None)), proceeds, launch.active_on_device()[:, None])
         return
     for one in launches:  # sums and states are equal for all tensors, so any tensor with a gradient will do
         if (i := _first_active(one)) is not None:
@@ -155,12 +161,18 @@ def _finish(launches: Sequence[Launch], stage: int) -> None:
             return
 
 
-def _store(launch: Launch, stage: int, new: torch.Tensor, proceeds: torch.Tensor | None) -> None:
-    """Write new per-tensor states to `sums`, for the rule, and to the states, unless the step is skipped."""
+def _store(
+    launch: Launch, stage: int, new: torch.Tensor, proceeds: torch.Tensor | None, active: torch.Tensor | None = None
+) -> None:
+    """Write new results to `sums`, for the rule, and to the states of `active` tensors, unless the step is skipped."""
     control, numbers = launch.grad_scale_and_skip, launch.numbers[stage]
     room = launch.sums[stage][:, : new.shape[1]]
     room[:] = new
-    stored = room if proceeds is None else torch.where(proceeds.to(launch.device), room, _states(launch, stage))
+    stored = room[:, : len(launch.rule.reductions[stage].kept)]
+    if active is not None:
+        stored = torch.where(active, stored, _states(launch, stage))
+    if proceeds is not None:
+        stored = torch.where(proceeds.to(launch.device), stored, _states(launch, stage))
     if control is not None:
         stored = torch.where(control[1] != 0, _states(launch, stage), stored)
     assert numbers is not None
@@ -176,7 +188,7 @@ def _append_previous(launch: Launch, stage: int) -> None:
 
 
 def _finished(launch: Launch, stage: int, rows: slice) -> torch.Tensor:
-    """Return the new per-tensor states of these tensors, [n_rows, n]."""
+    """Return the results of `finish` for these tensors, [n_rows, n]."""
     reduction, before = launch.rule.reductions[stage], _states(launch, stage, rows)
     assert reduction.finished is not None
     columns = [1 + launch.rule.hyper.index(name) for name in reduction.finish_hyper]

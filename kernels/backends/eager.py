@@ -195,7 +195,7 @@ class EagerLaunch(_TorchLaunch):
                 results = list(reduction.finished(tuple(results), tuple(kept), hyper))
                 means = [results[reduction.kept.index(name)].mean(-2, keepdim=True) for name in reduction.means]
                 for old, new in zip(kept, results, strict=False):
-                    old.copy_(torch.where(parts.skipped[0] != 0, old, new))
+                    old.copy_(torch.where(self.skipped[0] != 0, old, new))
                 results += means
             self._vectors[i][n_before:] = results
 
@@ -239,9 +239,8 @@ class EagerLaunch(_TorchLaunch):
         extras: list[Any] = []
         if function.numbers_from is not None:
             scalars, vectors = self.sums[function.numbers_from][i].unbind(), self._vectors[i]
-            places = function.numbers if self.parts is not None else ()
-            found = tuple(scalars[place] if scope == "tensor" else vectors[place] for scope, place in places)
-            extras.append(scalars if self.parts is None else found)
+            numbers = function.numbers
+            extras.append(tuple(scalars[place] if scope == "tensor" else vectors[place] for scope, place in numbers))
         if "index" in function.extras:
             start = part.start or 0
             extras.append(torch.arange(start, start + gradient.numel(), device=self.device).view(gradient.shape))

@@ -43,15 +43,16 @@ def reduction(
     the rule's or new ones. A rule made with `@rule(reduction=norms)` receives the sums of the reduction `norms`.
 
     A second function, decorated with `@norms.finish`, may turn the sums into per-tensor states: scalars that persist from
-    step to step and start at zero. It has the form `(sums, kept, hyper) -> new_kept`, unpacks `kept` into the names of these
-    states, and its results replace the sums. A tensor without gradient keeps its states. For a reduction over all tensors
-    the states are equal for all, computed with the hyper-parameters of the first tensor that has a gradient.
+    step to step and start at zero. It has the form `(sums, kept, hyper) -> (*new_kept, *more)` and unpacks `kept` into the
+    names of these states. Its results replace the sums: the new states first, then numbers that are passed to the rule, but
+    not kept. A tensor without gradient keeps its states. For a reduction over all tensors the results are equal for all,
+    computed with the hyper-parameters of the first tensor that has a gradient.
 
     With `op="mean"` values are averaged over parts of each tensor, and the rule gets for each element the means of its
     parts: rows and columns of the matrices in the last two dimensions, or slices along the first dimension. The
     states that `finish` keeps are vectors then, of the shape of these means: the weight's with a size of 1 in the dimensions
-    averaged over. Each result of `finish` is for the parts whose means and states it is computed from; results after the new
-    states are passed to the rule, but not kept. A rule with such a reduction is used through `rule_by_shape`.
+    averaged over. Each result of `finish` is for the parts whose means and states it is computed from. A rule with such a
+    reduction is used through `rule_by_shape`.
 
     Args:
         fn: the function. It may have two more arguments: `sums`, the results of the reduction before it, or in its place
@@ -177,11 +178,6 @@ class ElementwiseFunction(Function):
         return [] if self.reduction is None else self.reduction.results
 
     @property
-    def n_scalars(self) -> int:
-        """Number of these values that are one for the whole tensor."""
-        return sum(number.scope == "tensor" for number in self.numbers)
-
-    @property
     def vectors(self) -> list[str]:
         """The scopes of the vectors that the reductions before it result in, in order."""
         return [scope for stage in self.reductions for scope in stage.own_scopes if scope != "tensor"]
@@ -244,7 +240,7 @@ class Reduction(ElementwiseFunction):
             self._read_finish(self.finished)
 
     def finish(self, fn: Callable[..., Any]) -> Function:
-        """Decorate the function that computes per-tensor states from the sums, `(sums, kept, hyper) -> new_kept`.
+        """Decorate the function that computes per-tensor states from the sums, `(sums, kept, hyper) -> (*new_kept, *more)`.
 
         It unpacks `kept` into the names of the states. Its results replace the sums; see `reduction`.
 
@@ -278,16 +274,15 @@ class Reduction(ElementwiseFunction):
                 f"{', '.join(read)}"
             )
         n_new = len(returned.elts) if isinstance(returned, ast.Tuple) else 0
-        averages = isinstance(self.scope, tuple)
-        if not kept or len(set(kept)) < len(kept) or (n_new < len(kept) if averages else n_new != len(kept)):
+        if not kept or len(set(kept)) < len(kept) or n_new < len(kept):
             raise TypeError(
                 f"{function.name!r} must unpack {arguments[1]} into the names of one number or more, and end by returning a "
-                f"tuple of as many, as in `return (new_{', new_'.join(kept) or 'number'},)`"
+                f"tuple of as many or more, as in `return (new_{', new_'.join(kept) or 'number'},)`"
             )
         function.read_kinds([TUPLE] * 3, (COMPARISON, LITERAL))
         self.kept, self.finish_hyper = kept, hyper
-        self.own_scopes = ("tensor",) * len(kept)
-        if averages:
+        self.own_scopes = ("tensor",) * n_new
+        if isinstance(self.scope, tuple):
             self.own_scopes = self._scopes_of(function, sums, kept)
             of_rows = [name for name, scope in zip(kept, self.own_scopes, strict=False) if scope == "row"]
             if unknown := [name for name in self.means if name not in of_rows]:

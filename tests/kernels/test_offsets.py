@@ -42,9 +42,14 @@ OTHERS = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from tristep.kernels.backends.triton import reduce
+import torch
+from tristep.kernels import rules
+from tristep.kernels.backends.triton import ops, reduce
 
 name, types, constants = arguments
+constants = {each: tuple(value) if isinstance(value, list) else value for each, value in constants.items()}
+if "FUNCTION" in constants:
+    constants["FUNCTION"] = ops.bind(rules.novograd.reduction.finished, torch.float32)
 kernel = getattr(reduce, name)
 signature = {each: types.get(each, "constexpr" if each in constants else "i32") for each in kernel.arg_names}
 source = ASTSource(kernel, signature=signature, constexprs=constants)
@@ -62,6 +67,16 @@ KERNELS = {
             "totals_kernel",
             {"partials": "*fp32", "firsts": "*i64", "rows": "*i64", "largest": "*i32", "totals": "*fp64"},
             {"BLOCK": 4096},
+        ],
+    ),
+    "finished sums": (
+        OTHERS,
+        [
+            "finish_sums_kernel",
+            {"partials": "*fp32", "firsts": "*i64", "rows": "*i64", "largest": "*i32", "results": "*fp32"}
+            | {"gradients": "*i64", "hyper": "*fp32", "kept": "*i64", "skipped": "*fp32"},
+            {"FUNCTION": "novograd's", "COUNTS": [1, 1, 1, 1], "HYPER": [6, 7, 8], "N_HYPER": 9, "OF_ALL": True}
+            | {"BLOCK": 4096, "COPIES": 256},
         ],
     ),
     "int8": (CODES, ["int8", "values", "messages", 1]),

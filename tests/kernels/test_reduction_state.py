@@ -11,7 +11,7 @@ import pytest
 import torch
 from reduction_rules import everywhere, tensors
 
-from tristep.kernels import Update, reduction, rule, tl
+from tristep.kernels import Update, reduction, rule, tl, transforms
 from tristep.kernels.states import states_for
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
@@ -37,36 +37,45 @@ def kept_second(w, g, state, hyper, sums):
 
 @kept_second.finish
 def second_finish(sums, kept, hyper):
+    """The last two ratios; what is passed on, but not kept, is the one that is forgotten."""
     (ratio,) = sums
     previous, last = kept
-    return last, ratio
+    return last, ratio, previous
 
 
 @rule(reduction=kept_second)
 def doubly_kept(w, g, state, hyper, sums):
     (seen,) = state
-    previous, last = sums
-    return w, (everywhere(w, previous),)
+    previous, last, forgotten = sums
+    return w, (everywhere(w, last + forgotten),)
 
 
-def test_two_reductions_may_both_keep_numbers(place):
+@pytest.mark.parametrize("how", ["alone", "over ranks", "limited"])
+def test_two_reductions_may_both_keep_numbers_and_pass_on_another(how, place):
+    """`over ranks`: the results of one rank alone; `limited`: the second step is skipped."""
     assert (doubly_kept.state, doubly_kept.kept) == (("seen",), ("average", "previous", "last"))
     assert doubly_kept.slots == ("seen", "average", "previous", "last")
     assert doubly_kept.shapes(torch.Size([2, 3])) == [torch.Size([2, 3]), *[torch.Size()] * 3]
     weights, gradients = tensors(place, [(4,), (6,)], F32)
-    states = states_for(doubly_kept, weights)
-    update = Update(doubly_kept, weights, states, engine=place.engine)
-    update.hyper[:] = 1.0
+    made = transforms.limited(doubly_kept, skips=True) if how == "limited" else doubly_kept
+    states = states_for(made, weights)
+    update = Update(made, weights, states, engine=place.engine)
+    if how == "over ranks":
+        update.all_reduce_global = update.all_reduce_per_tensor = lambda totals, by: None
     update.bind(gradients)
     averages, last, previous = [0.0, 0.0], 0.0, 0.0
-    for _ in range(3):
+    for t in range(5):
+        is_skipped = how == "limited" and t == 1
+        update.hyper[:] = [1.0, math.inf, 0.0 if is_skipped else math.inf][: 1 + len(made.hyper)]
         update()
+        if is_skipped:
+            continue
         squares = [float((g.double() ** 2).sum()) for g in gradients]
         averages = [0.5 * a + 0.5 * s for a, s in zip(averages, squares, strict=True)]
-        previous, last = last, sum(s / a for s, a in zip(squares, averages, strict=True))
+        forgotten, previous, last = previous, last, sum(s / a for s, a in zip(squares, averages, strict=True))
         for row, average in zip(states, averages, strict=True):
             found = [float(row[0][0]), *map(float, row[1:])]
-            assert found == pytest.approx([previous, average, previous, last], rel=2e-6)
+            assert found == pytest.approx([last + forgotten, average, previous, last], rel=2e-6)
 
 
 @reduction(scope="global")
@@ -81,14 +90,14 @@ def level_since(sums, kept, hyper):
     change, steps_seen = sums
     level, steps = kept
     (fading,) = hyper
-    return fading * level + change, steps_seen + 1.0
+    return fading * level + change, steps_seen + 1.0, level
 
 
 @rule(reduction=since)
 def by_level(w, g, state, hyper, sums):
     (lr,) = hyper
-    level, steps = sums
-    return w - lr * level, state
+    level, steps, before = sums
+    return w - lr * (level - 0.5 * before), state
 
 
 @pytest.mark.sample(2)
@@ -111,10 +120,11 @@ def test_a_reduction_may_read_what_it_has_kept(place):
         update()
         there = [i for i in range(4) if i not in left_out]
         if there:
+            before = level
             change = sum(rates[i] * weights[i].numel() * (1.0 + i - t - level) for i in there)
             level, steps = 0.5 * level + change, len(there) * steps + 1.0
         for i in there:
-            moved[i] -= rates[i] * level
+            moved[i] -= rates[i] * (level - 0.5 * before)
         for row in states:
             assert [float(number) for number in row] == pytest.approx([level, steps], rel=1e-6)
     for weight, expected in zip(weights, moved, strict=True):

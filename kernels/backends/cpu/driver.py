@@ -22,7 +22,8 @@ TILE = 65536  # elements of one call of the inner loop, and the unit of work of 
 # and widths of the arrays, the size of a piece, and the address of the function that computes a piece.
 TICKET, ADDRESSES, GRADIENTS, SIZES, HYPER, TILES, SUMS, PARTIALS, PARTS = range(9)
 N_TENSORS, N_HYPER, N_SUMS, N_VALUES, N_TILES, N_BLOCK, COMPUTE = range(9, 16)
-INT64, FLOAT64 = (np.empty(0, dtype=kind) for kind in (np.int64, np.float64))
+TOTALS, LARGEST, TOGETHER, IS_DOUBLE = ADDRESSES, SIZES, HYPER, SUMS  # places of `adder`'s own arguments
+INT64, FLOAT64, FLOAT32 = (np.empty(0, dtype=kind) for kind in (np.int64, np.float64, np.float32))
 
 
 @intrinsic
@@ -86,18 +87,32 @@ def _drive(shared):
         j = take_ticket(shared)
 
 
-@cached(numba.njit)
-def add_up(partials, tiles, gradients, totals, largest, together):
-    """Write to `totals` the sums, or maxima, over the tiles of each tensor, or of all tensors if `together`.
+@cache
+def adder() -> Callable[[int], None]:
+    """Return the loop that adds up the results of tiles, called as `driver`'s is."""
+    with compiling():
+        compiled = cached(numba.cfunc, numba.types.void(numba.types.CPointer(numba.types.int64)), error_model="numpy")
+        address = compiled(_add_up).address
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
 
-    Tiles are added in their order. Tensors without a gradient count as 0.
-    """
-    found = np.zeros(totals.shape)
-    for j in range(tiles.shape[0]):
-        if gradients[tiles[j, 0]] != 0:
-            row = 0 if together else tiles[j, 0]
-            for k in range(found.shape[1]):
-                found[row, k] = np.maximum(found[row, k], partials[j, k]) if largest[k] else found[row, k] + partials[j, k]
-    for i in range(found.shape[0]):
-        for k in range(found.shape[1]):
-            totals[i, k] = found[0 if together else i, k]
+
+def _add_up(shared):
+    # Writes to `totals` the sums, or maxima, over the tiles of each tensor, or of all tensors if they are added up together.
+    # Tiles are added in their order. Tensors without a gradient count as 0.
+    gradients, tiles = pointer(shared[GRADIENTS], INT64), pointer(shared[TILES], INT64)
+    partials, largest = pointer(shared[PARTIALS], FLOAT64), pointer(shared[LARGEST], INT64)
+    n_rows, n_values = shared[N_TENSORS], shared[N_VALUES]
+    found = np.zeros(n_rows * n_values)
+    for j in range(shared[N_TILES]):
+        t = tiles[3 * j]
+        if gradients[t] != 0:
+            for k in range(n_values):
+                at, value = k if shared[TOGETHER] else t * n_values + k, partials[j * n_values + k]
+                found[at] = np.maximum(found[at], value) if largest[k] else found[at] + value
+    for i in range(n_rows):
+        for k in range(n_values):
+            value = found[k if shared[TOGETHER] else i * n_values + k]
+            if shared[IS_DOUBLE]:
+                pointer(shared[TOTALS], FLOAT64)[i * n_values + k] = value
+            else:
+                pointer(shared[TOTALS], FLOAT32)[i * n_values + k] = np.float32(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,22 @@ import torch
 from ...language import Metric, Reduction, Rule
 from ...launch import GRADIENT, Launch
 from ...metrics import MetricsBuffer, RuleWithMetric, with_metric
-from .driver import TICKET, TILE, add_up, driver
+from .driver import (
+    GRADIENTS,
+    IS_DOUBLE,
+    LARGEST,
+    N_TENSORS,
+    N_TILES,
+    N_VALUES,
+    PARTIALS,
+    TICKET,
+    TILE,
+    TILES,
+    TOGETHER,
+    TOTALS,
+    adder,
+    driver,
+)
 from .loops import block_size, compiled_loop
 from .means import MeansOnCpu
 from .threads import PARALLEL_FROM, run_threads
@@ -27,26 +42,28 @@ class CpuLaunch(Launch):
         return TILE
 
     def _prepare(self) -> None:
+        self.finishes_sums = bool(self.sizes.all())  # tensors without elements have no address, and keep numbers, too
         n_tiles = len(self.tiles)
         self._threaded = self.n_elements >= PARALLEL_FROM and n_tiles > 1
         # The tensor and the first and last element of each tile, int64 [n_tiles, 3].
         starts = self.tiles[:, 1].astype(np.int64) * TILE
         ends = np.minimum(starts + TILE, self.sizes[self.tiles[:, 0]])
         self._spans = np.stack([self.tiles[:, 0], starts, ends], axis=1)
-        self._partials = [np.zeros((n_tiles, total.shape[1])) for total in self.totals]
-        self._means: list[MeansOnCpu] = []
+        self._kept_alive: list[Any] = []  # what loops have the addresses of
         self._reductions = [self._calls_of_reduction(stage) for stage in range(len(self.rule.reductions))]
+        self._finishes = [self._finish_of(stage) if numbers else None for stage, numbers in enumerate(self.numbers)]
         self._run = self._call_of(self.rule)
-        self._with_metric: tuple[Metric, Callable[[], None], np.ndarray, np.ndarray] | None = None
+        self._with_metric: tuple[Metric, Callable[[], None], np.ndarray, np.ndarray, Callable[[], None]] | None = None
 
     def run_reduction(self, stage: int) -> None:
         for call in self._reductions[stage]:
             call()
-        reduction = self.rule.reductions[stage]
-        if reduction.op == "mean":
-            return
-        how = np.full(reduction.n_values, reduction.op == "max"), reduction.scope == "global"
-        add_up(self._partials[stage], self.tiles, self.addresses[GRADIENT], self.totals[stage].numpy(), *how)
+
+    def run_finished(self, stage: int) -> None:
+        self.run_reduction(stage)
+        finish = self._finishes[stage]
+        assert finish is not None
+        finish()
 
     def compute(self) -> None:
         if self.grad_scale_and_skip is None:
@@ -66,27 +83,63 @@ class CpuLaunch(Launch):
     def compute_with_metric(self, into: MetricsBuffer, rows: np.ndarray) -> None:
         metric, ring = into.metric, into.ring(self.device)
         if self._with_metric is None or self._with_metric[0] is not metric:
-            partials = np.zeros((len(self.tiles), len(metric.names)))
+            partials, totals = np.zeros((len(self.tiles), len(metric.names))), np.zeros((len(rows), len(metric.names)))
             run = self._call_of(with_metric(self.rule, metric), partials)
-            self._with_metric = metric, run, partials, np.array([by == "max" for by in metric.by])
-        _, run, partials, largest = self._with_metric
+            self._with_metric = metric, run, partials, totals, self._adding_up(partials, totals, metric.by)
+        _, run, partials, totals, add_up = self._with_metric
         partials[:] = 0.0  # the metric of a skipped step
         self._run_unless_skipped(run)
-        totals = np.zeros((len(rows), len(largest)))
-        add_up(partials, self.tiles, self.addresses[GRADIENT], totals, largest, False)
+        add_up()
         ring.numpy()[into.slot, rows] = totals
 
     def _calls_of_reduction(self, stage: int) -> list[Callable[[], None]]:
         reduction = self.rule.reductions[stage]
         if reduction.op != "mean":
-            return [self._call_of(reduction, self._partials[stage])]
+            totals = self.totals[stage].numpy()
+            partials, by = np.zeros((len(self.tiles), reduction.n_values)), (reduction.op,) * reduction.n_values
+            together = reduction.scope == "global"
+            return [self._call_of(reduction, partials), self._adding_up(partials, totals, by, together)]
         assert self.parts is not None
-        means = MeansOnCpu(self.parts, stage, reduction)
-        self._means.append(means)  # loops have the addresses of its arrays
+        means = MeansOnCpu(self.parts, stage, reduction, self.kept_addresses(stage), self.skipped.numpy())
+        self._kept_alive.append(means)
         return [
             self._call_of(reduction, spans=means.spans, parts=means.addresses),
             self._call_of(reduction, spans=means.units, parts=means.addresses, finishes=True),
         ]
+
+    def _adding_up(
+        self, partials: np.ndarray, totals: np.ndarray, by: Sequence[str], together: bool = False
+    ) -> Callable[[], None]:
+        """Return a call that adds up the results of tiles, by "sum" or "max" for each value, of all tensors `together`."""
+        add_up, largest = adder(), np.array([how == "max" for how in by], dtype=np.int64)
+        arrays = self.addresses[GRADIENT], self._spans, partials, totals, largest
+        shared = np.zeros(16, dtype=np.int64)
+        shared[[GRADIENTS, TILES, PARTIALS, TOTALS, LARGEST]] = [array.ctypes.data for array in arrays]
+        shared[[N_TENSORS, N_VALUES, N_TILES]] = *totals.shape, len(self._spans)
+        shared[[TOGETHER, IS_DOUBLE]] = together, totals.dtype == np.float64
+        where = shared.ctypes.data
+
+        def run(arrays: Any = (*arrays, shared)) -> None:  # and keeps the arrays alive
+            add_up(where)
+
+        return run
+
+    def _finish_of(self, stage: int) -> Callable[[], None]:
+        """Return a call that finishes sums, of each tensor or, if they are of all, with the numbers of one."""
+        reduction, n_tensors = self.rule.reductions[stage], len(self.sizes)
+        kept, totals, results = self.kept_addresses(stage), self.totals[stage].numpy(), self.sums[stage].numpy()
+        tables = totals, results, kept, self.skipped.numpy()
+        spans = np.stack([np.arange(n_tensors), np.zeros(n_tensors), np.ones(n_tensors)], axis=1).astype(np.int64)
+        spans = spans[:1] if reduction.scope == "global" else spans
+        parts = np.array([table.ctypes.data for table in tables], dtype=np.int64)
+        finish, gradients = self._call_of(reduction, spans=spans, parts=parts, finishes=True), self.addresses[GRADIENT]
+        self._kept_alive.append(tables)
+
+        def run() -> None:
+            spans[0, 0] = (gradients != 0).argmax()
+            finish()
+
+        return run if reduction.scope == "global" else finish
 
     def _call_of(
         self,
@@ -118,4 +171,5 @@ class CpuLaunch(Launch):
             shared[TICKET] = 0
             call(where)
 
-        return run_parallel if self._threaded else run
+        of_sums = finishes and isinstance(function, Reduction) and function.op != "mean"  # a few numbers of each tensor
+        return run_parallel if self._threaded and not of_sums else run

@@ -37,7 +37,7 @@ from .driver import (
 )
 from .intrinsics import REORDERED, TO, double_of_bits, float_of_bits, larger_of_double, larger_of_float, same
 from .low_precision import LOAD, MEMORY, PACKING, ROUNDS_TO, STORE, equal
-from .means import finish_source, first_row, loop_by_rows, sum_lines, vector
+from .means import finish_of_sums, finish_source, first_row, loop_by_rows, sum_lines, vector
 from .ops import bind
 
 BLOCK = (
@@ -73,9 +73,11 @@ def _compile(
     dtype = torch.float64 if weight_dtype == torch.float64 else torch.float32
     scalar = np.float64 if dtype == torch.float64 else np.float32
     bound: Any = function
+    sums = not isinstance(function, Rule)
     if finishes:
         assert isinstance(function, Reduction)
-        source, bound = finish_source(function, rule, bool(stored.master)), function.finished
+        sums, bound = function.op == "mean", function.finished
+        source = finish_source(function, rule, bool(stored.master)) if sums else finish_of_sums(function, rule)
     else:
         source = _loop_source(function, rule, weight_dtype, stored, zero_grads)
     names = {
@@ -109,7 +111,7 @@ def _compile(
         "larger": larger_of_double if dtype == torch.float64 else larger_of_float,
         "number": double_of_bits if dtype == torch.float64 else float_of_bits,
         "maximum": np.maximum,
-        "entry": entry(*[numba.types.int64] * 4, fastmath=False if isinstance(function, Rule) else REORDERED),
+        "entry": entry(*[numba.types.int64] * 4, fastmath=REORDERED if sums else False),
     }
     # numba's cache does not see the functions that a cached one calls: everything that decides goes into the file name.
     text = function.source if bound is None else bound.source

@@ -192,7 +192,7 @@ def kernel_constants(
         states=tuple(rule.state.index(name) for name in function.state),
         hyper=tuple(1 + rule.hyper.index(name) for name in function.own_hyper),
         sums=tuple(number.place for number in function.numbers),
-        n_sums=function.n_scalars,
+        n_sums=0 if function.numbers_from is None else rule.reductions[function.numbers_from].n_scalar_results,
         scopes=scopes if any(scopes) else (),
         takes_index="index" in function.extras,
         counts_unchanged=isinstance(function, RuleWithMetric) and function.metric.counts_unchanged,

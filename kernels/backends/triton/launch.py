@@ -51,11 +51,12 @@ from .pieces import (
     update_pieces_kernel,
     walks_of,
 )
-from .reduce import totals_kernel
+from .reduce import finish_sums_kernel, totals_kernel
 from .start import unhooked
 from .upload import Uploader
 
 TOTALS = 4096  # results of tiles that one program adds up
+COPIES = 256  # tensors whose finished sums are stored at a time
 
 
 class TritonLaunch(Launch):
@@ -64,6 +65,7 @@ class TritonLaunch(Launch):
     tile_for = staticmethod(tile_for)
 
     def _prepare(self) -> None:
+        self.finishes_sums = bool(self.sizes.all())  # tensors without elements have no address, and keep numbers, too
         self._upload = Uploader(self)
         self._addresses = _copied(self.addresses, self.device)
         self._sent: bytes | None = None
@@ -77,7 +79,7 @@ class TritonLaunch(Launch):
         self._update = self._calls_of(self.rule, tiled, blocks)
         self._with_metric: tuple[torch.Tensor, Callable[[], None], list[KernelCall]] | None = None
         self._kept_alive: list[Any] = []  # what kernels know the addresses of
-        self._reductions = [self._calls_of_sums(stage) for stage in range(len(self.rule.reductions))]
+        self._reductions = [self._calls_of_reduction(stage) for stage in range(len(self.rule.reductions))]
 
     def replace_weights(self, weights: Sequence[torch.Tensor]) -> None:
         now = self.addresses.tobytes()
@@ -86,14 +88,17 @@ class TritonLaunch(Launch):
             self._addresses.copy_(addresses, non_blocking=True)
             self._sent = now
 
-    def run_reduction(self, stage: int) -> None:
+    def run_reduction(self, stage: int, finishes: bool = False) -> None:
         with self._device():
             self._upload()
             if not self._n_tiles:
                 self.totals[stage].zero_()  # totals of other tensors may have been added to them
                 return
-            for launch in self._reductions[stage]:
+            for launch in self._reductions[stage][finishes]:
                 launch()
+
+    def run_finished(self, stage: int) -> None:
+        self.run_reduction(stage, finishes=True)
 
     def upload(self) -> None:
         with self._device():
@@ -202,8 +207,7 @@ class TritonLaunch(Launch):
         width, threads, at_once = shape_of_pieces(reduction, self.rule, self._types, self.storage)
         unit = unit_of_means(reduction, self.rule, self._types, self.storage) if self.aligned else 1
         tiles = TileSums(parts, self._walks, reduction, width, unit, self.dtype, self.device)
-        kept = np.array([[state.data_ptr() for state in row] for row in parts.kept[stage]], dtype=np.int64)
-        partials, states = _copied(tiles.addresses, self.device), _copied(kept.T.copy(), self.device)
+        partials, states = _copied(tiles.addresses, self.device), _copied(self.kept_addresses(stage), self.device)
         self._kept_alive += [tiles, parts]
         sums = self._upload.hyper if reduction.numbers_from is None else self.sums[reduction.numbers_from]
         tables = self._addresses, self._upload.gradients, self._upload.hyper
@@ -228,7 +232,7 @@ class TritonLaunch(Launch):
         for scope in sorted(set(map(walked_as, reduction.scope))):
             counts, together = parts.counts[scope], together_for(tiles, scope)
             chunks = chunks_of(counts, ITEMS // together, counts, tiles.counts[scope])
-            on_device = self._shapes, _copied(chunks, self.device), partials, states, parts.skipped
+            on_device = self._shapes, _copied(chunks, self.device), partials, states, self.skipped
             arguments = (*tables, *on_device, len(self.sizes))
             finish = finish_of(reduction, self.rule.hyper, first, scope)
             numbers = {"N_HYPER": self.hyper.shape[1], "TOGETHER": together, "ITEMS": ITEMS // together}
@@ -245,10 +249,11 @@ class TritonLaunch(Launch):
             calls.append(KernelCall(means_of_rows_kernel, len(matrices), of_matrices, made, options))
         return calls
 
-    def _calls_of_sums(self, stage: int) -> list[Callable[[], None]]:
+    def _calls_of_reduction(self, stage: int) -> list[list[Callable[[], None]]]:
+        """Return what runs a reduction; if sums are finished, what does so without and with that."""
         reduction = self.rule.reductions[stage]
         if reduction.op == "mean":
-            return self._calls_of_means(stage)
+            return [self._calls_of_means(stage)]
         n_tensors, n_values = self.totals[stage].shape
         blocks = max(self.tile // BLOCK, BLOCKS_OF_SUMS)
         tiled = self._tiled(reduction, blocks)
@@ -258,7 +263,22 @@ class TritonLaunch(Launch):
         partials = torch.zeros(n_values, firsts[-1], dtype=self.dtype, device=self.device)
         by, totals = (reduction.op,) * n_values, self.totals[stage]
         sums = self._calls_of(reduction, tiled, blocks, partials)
-        return [sums, *_calls_of_totals(partials, firsts, by, totals, rows, n_copies, 0)]
+        calls: list[list[Callable[[], None]]] = []
+        calls.append([sums, *_calls_of_totals(partials, firsts, by, totals, rows, n_copies, 0)])
+        if reduction.finished is not None:
+            kept = _copied(self.kept_addresses(stage), self.device)
+            tables = self._upload.gradients, self._upload.hyper, kept, self.skipped, n_tensors
+            constants = {
+                "FUNCTION": bind(reduction.finished, self.dtype),
+                "COUNTS": (n_values, len(reduction.kept), reduction.n_own_results, reduction.n_scalar_results),
+                "HYPER": tuple(1 + self.rule.hyper.index(name) for name in reduction.finish_hyper),
+                "N_HYPER": self.hyper.shape[1],
+                "OF_ALL": reduction.scope == "global",
+                "COPIES": COPIES,
+            }
+            finish = tables, constants
+            calls.append([sums, *_calls_of_totals(partials, firsts, by, self.sums[stage], rows, n_copies, finish=finish)])
+        return calls
 
     def _calls_of_metric(
         self, metric: Metric, ring: torch.Tensor, rows: np.ndarray
@@ -329,30 +349,38 @@ def _calls_of_totals(
     rows: np.ndarray,
     n_copies: int = 1,
     *slot: int,
+    finish: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
 ) -> list[KernelCall]:
     """Return the kernel calls that reduce the results of tiles, [n_values, n_tiles], by "sum" or "max" for each value.
 
     Result i reduces the tiles from `firsts[i]` to before `firsts[i + 1]`. It goes into `n_copies` rows, from `rows[i]` on,
     of `totals`, [n_slots, n_rows, n_values] or [n_rows, n_values]. If `slot`, an index into `totals`, is left out, the last
-    call takes it.
+    call takes it. With `finish`, the further arguments and constants of its kernel, the results of that go into `totals`.
     """
     device, n_values, launches = partials.device, len(by), []
     largest = _copied(np.array([how == "max" for how in by], dtype=np.int32), device)
     options = options_of(256, target_of(device))
 
-    def add(firsts: np.ndarray, rows: np.ndarray, totals: torch.Tensor, *sizes: int) -> None:
+    def add(
+        kernel: Any, programs: Any, firsts: np.ndarray, rows: np.ndarray, totals: torch.Tensor, *more: Any, **constants: Any
+    ) -> None:
         arrays = [_copied(array.astype(np.int64), device) for array in (firsts, rows)]
-        arguments = (partials, *arrays, largest, totals, partials.shape[1], *sizes)
-        launches.append(KernelCall(totals_kernel, (len(rows), n_values), arguments, {"BLOCK": TOTALS}, options))
+        arguments = (partials, *arrays, largest, totals, partials.shape[1], *more)
+        launches.append(KernelCall(kernel, programs, arguments, {**constants, "BLOCK": TOTALS}, options))
 
     while (counts := np.diff(firsts)).max() > TOTALS:
         pieces = tiles_of(counts, TOTALS)
         n = len(pieces)
         sums = torch.zeros(n_values, n, dtype=partials.dtype, device=device)
         starts = firsts[pieces[:, 0]] + pieces[:, 1] * TOTALS
-        add(np.append(starts, firsts[-1]), np.arange(n), sums, n, 1, 1, n, 0)
+        add(totals_kernel, (n, n_values), np.append(starts, firsts[-1]), np.arange(n), sums, n, 1, 1, n, 0)
         partials, firsts = sums, np.searchsorted(pieces[:, 0], np.arange(len(firsts)))
-    add(firsts, rows, totals, totals.shape[-2], n_copies, n_values, 1, *slot)
+    if finish is None:
+        sizes = totals.shape[-2], n_copies, n_values, 1
+        add(totals_kernel, (len(rows), n_values), firsts, rows, totals, *sizes, *slot)
+    else:
+        tables, constants = finish
+        add(finish_sums_kernel, len(rows), firsts, rows, totals, n_copies, *tables, **constants)
     return launches
 
 

@@ -95,6 +95,13 @@ def store_partials(partials, accum, n_partials, SUMMED: tl.constexpr, MAXIMA: tl
         tl.store(partials + MAXIMA[j] * step, _reduced(accum[MAXIMA[j]], True))
 
 
+@triton.jit
+def _total(partials, firsts, largest, n_partials, k, BLOCK: tl.constexpr):
+    offsets = tl.load(firsts) + tl.arange(0, BLOCK)
+    values = tl.load(partials + k * n_partials + offsets, mask=offsets < tl.load(firsts + 1), other=0.0)
+    return tl.where(tl.load(largest + k) != 0, _reduced(values, True), _reduced(values, False))
+
+
 # One program per tensor and value, because the next kernel waits for the totals. If there are more tiles than a program adds
 # up, earlier launches have reduced them in pieces.
 @triton.jit(
@@ -116,9 +123,7 @@ def totals_kernel(
     BLOCK: tl.constexpr,
 ):
     program, k = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    offsets = tl.load(firsts + program) + tl.arange(0, BLOCK)
-    values = tl.load(partials + k * n_partials + offsets, mask=offsets < tl.load(firsts + program + 1), other=0.0)
-    total = tl.where(tl.load(largest + k) != 0, _reduced(values, True), _reduced(values, False)).to(totals.dtype.element_ty)
+    total = _total(partials, firsts + program, largest, n_partials, k, BLOCK).to(totals.dtype.element_ty)
     totals += slot.to(tl.int64) * n_rows * tl.num_programs(1) + k * value_step
     first = tl.load(rows + program)
     copied = 0
@@ -127,3 +132,69 @@ def totals_kernel(
         value = spread(total, copies, totals.dtype.element_ty)
         tl.store(totals + (first + copies) * row_step, value, mask=copies < n_copies)
         copied += BLOCK
+
+
+# One program per tensor, or one for all: adds up as `totals_kernel` does, and stores what the reduction's `finish` returns.
+@triton.jit(
+    do_not_specialize=["n_partials", "n_copies", "n_tensors"],
+    do_not_specialize_on_alignment=[
+        "partials", "firsts", "rows", "largest", "results", "gradients", "hyper", "kept", "skipped",
+    ],
+)  # fmt: skip
+def finish_sums_kernel(
+    partials,  # this and the following arguments: as of totals_kernel
+    firsts,
+    rows,
+    largest,
+    results,  # [n_tensors, n_results]: further columns are not written
+    n_partials,
+    n_copies,
+    gradients,
+    hyper,
+    kept,  # int64 [n_kept, n_tensors]: addresses of the states
+    skipped,  # float32 [1]: not 0 if states stay as they are
+    n_tensors,
+    FUNCTION: tl.constexpr,
+    COUNTS: tl.constexpr,  # numbers of values, of states, of what FUNCTION returns, and of a row's results
+    HYPER: tl.constexpr,  # the columns of the hyper-parameters that FUNCTION gets
+    N_HYPER: tl.constexpr,  # of a row
+    OF_ALL: tl.constexpr,  # whether the sums are of all tensors; then the first with a gradient has the hyper-parameters
+    COPIES: tl.constexpr,  # rows that are stored at a time
+    BLOCK: tl.constexpr,
+):
+    n_partials, n_tensors = n_partials.to(tl.int64), n_tensors.to(tl.int64)
+    program = tl.program_id(0)
+    first = tl.load(rows + program)
+    tensor = first
+    if OF_ALL:
+        at, tensor = tl.full((), 0, tl.int64), n_tensors
+        while at < n_tensors:
+            tensors = at + tl.arange(0, COPIES)
+            is_active = tl.load(gradients + tensors, mask=tensors < n_tensors, other=0) != 0
+            tensor = tl.minimum(tensor, tl.min(tl.where(is_active, tensors, n_tensors), axis=0))
+            at += COPIES
+        n_copies = tl.where(tensor < n_tensors, n_copies, 0)
+        tensor = tl.minimum(tensor, n_tensors - 1)
+    n_copies = tl.where(tl.load(gradients + tensor) != 0, n_copies, 0)
+    TYPE: tl.constexpr = hyper.dtype.element_ty
+    values, states, numbers = (), (), ()
+    for k in tl.static_range(COUNTS[0]):
+        values = values + (_total(partials, firsts + program, largest, n_partials, k, BLOCK),)  # type: ignore[assignment]
+    for k in tl.static_range(COUNTS[1]):
+        states = states + (tl.load(tl.load(kept + k * n_tensors + tensor).to(tl.pointer_type(TYPE))),)  # type: ignore[assignment]
+    for k in tl.static_range(len(HYPER)):
+        numbers = numbers + (tl.load(hyper + tensor * N_HYPER + HYPER[k]),)  # type: ignore[assignment]
+    new = FUNCTION(values, states, numbers)
+    n_changed = tl.where(tl.load(skipped) == 0.0, n_copies, 0)
+    tl.debug_barrier()  # all warps load the states
+    copied = 0
+    while copied < n_copies:
+        copies = copied + tl.arange(0, COPIES)
+        places = first + copies
+        for k in tl.static_range(COUNTS[2]):
+            value = spread(new[k], copies, TYPE)
+            tl.store(results + places * COUNTS[3] + k, value, mask=copies < n_copies)
+            if k < COUNTS[1]:
+                addresses = tl.load(kept + k * n_tensors + places, mask=copies < n_changed, other=0)
+                tl.store(addresses.to(tl.pointer_type(TYPE)), value, mask=copies < n_changed)
+        copied += COPIES

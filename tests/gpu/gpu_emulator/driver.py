@@ -242,6 +242,9 @@ def _ranges_of(table: Any) -> Iterator[Range]:
     if table.storage.master:
         rows.append(sizes * table.masters[0].element_size())
     named = [(f"row {row}", *pair) for row, pair in enumerate(zip(table.addresses, rows, strict=False))]
+    for k, kept in enumerate(zip(*(row[len(states) :] for row in table.states), strict=True)):
+        addresses, lengths = [each.data_ptr() for each in kept], [each.nbytes for each in kept]
+        named.append((f"kept {k}", np.array(addresses), np.array(lengths)))
     if table.parts is not None:
         named += _of_parts(table)
     for name, addresses, lengths in named:
@@ -251,13 +254,10 @@ def _ranges_of(table: Any) -> Iterator[Range]:
 
 
 def _of_parts(table: Any) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """The memory that means over parts of tensors are in, and that of their states: names, addresses and bytes by tensor."""
+    """The memory that means over parts of tensors are in: names, addresses and bytes by tensor."""
     parts = table.parts
     for k, (vector, scope) in enumerate(zip(parts.vectors, parts.scopes, strict=True)):
         yield f"vector {k}", parts.addresses_in(vector, scope), parts.counts[scope] * vector.element_size()
-    for kept in parts.kept:
-        for k, states in enumerate(zip(*kept, strict=True)):
-            yield f"kept {k}", np.array([each.data_ptr() for each in states]), np.array([each.nbytes for each in states])
     for sums in table._kept_alive:
         for k, room in enumerate(getattr(sums, "_rooms", ())):
             ends = np.append(sums.addresses[k][1:], room.data_ptr() + room.nbytes)

@@ -22,9 +22,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tristep.kernels import compress
+from tristep.kernels import compress, rules
 from tristep.kernels.backends.triton import reduce, symmetric
 from tristep.kernels.backends.triton.compile import compile_for, options_of
+from tristep.kernels.backends.triton.ops import bind
 from tristep.kernels.compress.triton import compile_for as compile_code
 from tristep.trainer import Telemetry
 
@@ -178,6 +179,16 @@ def _kernels(chosen: Iterable[RuleCase | CodeCase]) -> Iterator[tuple[str, Calla
         given = types | {"totals": totals}, {"BLOCK": 4096}
         yield f"totals of {totals}", lambda target, given=given: _compile(
             reduce.totals_kernel, *given, target, **options_of(256, target)
+        )  # fmt: skip
+    for rule in (rules.novograd, rules.prodigy):
+        (reduction,) = rule.reductions
+        columns = tuple(1 + rule.hyper.index(name) for name in reduction.finish_hyper)
+        counts = reduction.n_values, len(reduction.kept), reduction.n_own_results, reduction.n_scalar_results
+        constants = {"FUNCTION": bind(reduction.finished, torch.float32), "COUNTS": counts, "HYPER": columns}
+        constants |= {"N_HYPER": 1 + len(rule.hyper), "OF_ALL": reduction.scope == "global", "COPIES": 256, "BLOCK": 4096}
+        tables = types | {"results": "*fp32", "gradients": "*i64", "hyper": "*fp32", "kept": "*i64", "skipped": "*fp32"}
+        yield f"finished sums of {rule.name}", lambda target, given=(tables, constants): _compile(
+            reduce.finish_sums_kernel, *given, target, **options_of(256, target)
         )  # fmt: skip
 
 
