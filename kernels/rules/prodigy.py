@@ -21,7 +21,7 @@ def prodigy_distances(w, g, state, hyper, kept):
     """Sum, over all tensors, the weights' move along the gradient and the absolute values of the running sum."""
     s, start = state
     lr, wd, clip, d0, beta3, safeguard = hyper
-    numerator, d, largest_d, last_d = kept  # noqa: RUF059  # names them
+    numerator, d, largest_d = kept  # noqa: RUF059  # names them
     g = clipped(g, clip) + weighted(wd, w)
     product, size = d / d0 * (d * lr) * g * (start - w), tl.abs(followed(s, g, lr, d, d0, beta3, safeguard))
     return tl.where(lr > 0.0, product, 0.0), tl.where(lr > 0.0, size, 0.0)
@@ -29,9 +29,9 @@ def prodigy_distances(w, g, state, hyper, kept):
 
 @prodigy_distances.finish
 def prodigy_estimate(sums, kept, hyper):
-    """Return the new estimate. It never falls, grows `growth_rate`-fold at most, and stays if no gradient counts."""
+    """Return the new estimate, which never falls, grows `growth_rate`-fold at most, and stays if no gradient counts."""
     product, size = sums
-    numerator, d, largest_d, last_d = kept  # noqa: RUF059  # names them
+    numerator, d, largest_d = kept
     d0, beta3, d_coef, growth_rate = hyper
     numerator = tl.where(size == 0.0, numerator, beta3 * numerator + product)
     found = tl.where(size == 0.0, d, d_coef * numerator / tl.where(size == 0.0, 1.0, size))

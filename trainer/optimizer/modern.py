@@ -148,7 +148,7 @@ class Prodigy(WithBetas):
     def init_state(self, weight: torch.Tensor, state: tuple[torch.Tensor, ...]) -> None:
         slots = dict(zip(self.rule.slots, state, strict=True))
         slots["start"].copy_(weight)
-        for name in ("d", "largest_d", "last_d"):
+        for name in ("d", "largest_d"):
             slots[name].fill_(self.d0)
 
 
