@@ -17,7 +17,8 @@ def rule_by_shape(*rules: Rule, state: Sequence[str]) -> Callable[[Callable[[tor
     """Make an update rule from a function that returns the elementwise rule for a weight of a given shape.
 
     The rules may average over rows and columns (see `reduction`), so a weight is always updated as a whole, but on every
-    engine, together with all others. A state that the chosen rule does not have is stored without elements.
+    engine, together with all others. A state that the chosen rule does not have is stored without elements. All transforms
+    of elementwise rules apply: they transform each of the rules, or refuse one of them by its name.
 
     Args:
         *rules: all elementwise rules that the function may return.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from ..language import Rule, jit, reduction, tl
+from typing import Any
+
+from ..language import Rule, ShapedRule, jit, reduction, tl
 from ..language.codegen import RuleSource
 from ..rules.common import norm_of
 from .base import Change, Made, changed_gradient, transformed
 
 
-def agc(rule: Rule) -> Rule:
+def agc(rule: Rule | ShapedRule) -> Any:
     """Return the rule with adaptive gradient clipping: a gradient's norm is limited to `agc` times the norm of its weight.
 
     With the norms |g| and |w| of a whole tensor, and L = agc max(|w|, 0.001), the gradient is multiplied by L / |g| if
@@ -17,7 +19,7 @@ def agc(rule: Rule) -> Rule:
     clipped gradient, too. The gradient tensors do not change.
 
     Args:
-        rule: an elementwise rule. Apply this transform before all others.
+        rule: an elementwise rule, or one of `rule_by_shape`. Apply this transform before all others.
 
     Raises:
         ValueError: the rule has a transform that needs the norm over all tensors.

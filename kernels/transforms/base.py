@@ -90,7 +90,7 @@ class _ReductionAfter(ComposedReduction):
 
 def check_rule(rule: Any, whole: bool = False) -> None:
     """Raise TypeError or ValueError for a rule that cannot be transformed. `whole`: rules of whole tensors are allowed."""
-    instance("rule", rule, (Rule, TensorRule) if whole else Rule, "elementwise, made with @rule")
+    instance("rule", rule, (Rule, TensorRule if whole else ShapedRule), "elementwise, made with @rule or @rule_by_shape")
     if taken := [name for name in (*rule.state, *rule.hyper) if name in ("sums", "kept", "index")]:
         raise ValueError(f"rule {rule.name!r} has a state or hyper-parameter {taken[0]!r}: composed rules need the name")
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from ..language import Rule, jit, tl
+from ..language import Rule, ShapedRule, jit, tl
 from ..language.codegen import RuleSource
 from .base import ComposedReduction, Made, check_rule, transformed
 
 
-def cautious(rule: Rule, decay: Iterable[str] = ("decay",)) -> Rule:
+def cautious(rule: Rule | ShapedRule, decay: Iterable[str] = ("decay",)) -> Any:
     """Return the rule with its step set to 0 in elements where it does not descend, and scaled up elsewhere.
 
     The remaining steps are divided by their fraction of the tensor's elements, or by 0.001 if that is more.
 
     Args:
-        rule: an elementwise rule.
+        rule: an elementwise rule, or one of `rule_by_shape`.
         decay: names of hyper-parameters of decoupled weight decay, which is not masked; names that the rule does not have
             are ignored.
 

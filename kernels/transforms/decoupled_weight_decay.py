@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from ..language import Rule
+from typing import Any
+
+from ..language import Rule, ShapedRule
 from ..language.codegen import RuleSource
 from ..rules.common import weighted
 from .base import Made, check_rule, transformed
 
 
-def decoupled_weight_decay(rule: Rule) -> Rule:
+def decoupled_weight_decay(rule: Rule | ShapedRule) -> Any:
     """Return the rule with decoupled weight decay: w <- (w after the rule) - decoupled_decay w, with the old w.
 
     `decoupled_decay` is a new hyper-parameter. `wd`, the decay in the gradient, stays a hyper-parameter; set it to 0.
 
     Args:
-        rule: an elementwise rule that has a hyper-parameter `wd`.
+        rule: an elementwise rule with a hyper-parameter `wd`, or one of `rule_by_shape`, all of whose rules have it.
 
     Raises:
         ValueError: the rule has no hyper-parameter `wd`.

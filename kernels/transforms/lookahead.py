@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from ..language import Rule
+from typing import Any
+
+from ..language import Rule, ShapedRule
 from ..language.codegen import RuleSource
 from .base import Made, interpolated, transformed
 
 
-def lookahead(rule: Rule, sync: bool = True) -> Rule:
+def lookahead(rule: Rule | ShapedRule, sync: bool = True) -> Any:
     """Return the rule with slow weights: an additional last state `slow_weight`, which must start equal to the weight.
 
     In a step whose hyper-parameter `sync` is above 0,
     slow_weight <- slow_weight + lookahead_alpha (w - slow_weight), then w <- slow_weight.
 
     Args:
-        rule: an elementwise rule.
+        rule: an elementwise rule, or one of `rule_by_shape`.
         sync: if False, return a rule with the same states that never synchronizes. It neither reads nor writes
             `slow_weight`, and has neither of the hyper-parameters `lookahead_alpha` and `sync`. Default: True.
 

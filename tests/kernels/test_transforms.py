@@ -13,8 +13,8 @@ from tristep.kernels import rules, transforms
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 # Rules without states, with reductions, per-tensor state, random numbers, a state that only passes through, decay of another
-# name, and names that the composed rule would choose.
-RULES = ("sgd", "adamw", "lamb", "lars_momentum", "novograd", "sgld", "stable_adamw", "ademamix", "adan")
+# name, names that the composed rule would choose, and sums and means of rows for matrices only.
+RULES = ("sgd", "adamw", "lamb", "lars_momentum", "novograd", "sgld", "stable_adamw", "ademamix", "adan", "came")
 APART = {"stable_adamw": ("wd",)}
 
 
@@ -62,7 +62,7 @@ def test_a_decoupled_rule_decays_in_addition_to_its_step(place, numbers, name):
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("name", ["sgd", "lamb", "novograd", "sgld", "ademamix"])
+@pytest.mark.parametrize("name", ["sgd", "lamb", "novograd", "sgld", "ademamix", "came"])
 def test_lookahead_moves_the_slow_weight_where_it_is_time(place, numbers, name):
     base = getattr(rules, name)
     sync, between = transforms.lookahead(base), transforms.lookahead(base, sync=False)

@@ -113,17 +113,28 @@ class ByShape(RuleOptimizer):
         super().__init__(**others)
 
 
+# By the options of an optimizer what becomes of the steps of a matrix, whose rows are scaled anyway, and of a vector.
+OF_SHAPES = [
+    ({}, 1.0, 1.0),
+    ({"clip_norm": 1.0}, 1.0, 1 / (60**0.5 + 1e-6)),
+    ({"agc": 0.5}, 1.0, 0.0005 / 12**0.5),
+    ({"cautious": True}, 1.0, 1.0),
+    ({"lookahead": 1, "lookahead_alpha": 0.25}, 0.25, 0.25),
+    ({"skip_nonfinite": True}, 1.0, 1.0),
+    ({"ema_decay": 0.5}, 1.0, 1.0),
+]
+
+
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}, {"skip_nonfinite": True}, {"ema_decay": 0.5}], ids=str)
-def test_a_rule_by_shape_takes_options(engine, device, options):
+@pytest.mark.parametrize(("options", "of_matrix", "of_vector"), OF_SHAPES, ids=str)
+def test_a_rule_by_shape_takes_options(engine, device, options, of_matrix, of_vector):
     weights = [Parameter(torch.zeros(3, 4, device=device)), Parameter(torch.zeros(3, device=device))]
     trainer = Trainer(weights, ByShape(learning_rate=0.5, **options), engine=engine)
     for weight in weights:
         weight.grad = torch.full_like(weight, 2.0)
     trainer.step(1)
-    clipped = 1 / (60**0.5 + 1e-6) if "clip_norm" in options else 1.0
-    np.testing.assert_allclose(values_of(weights[0])[0], np.full((3, 4), -0.5), rtol=1e-6)
-    np.testing.assert_allclose(values_of(weights[1])[0], np.full(3, -clipped), rtol=1e-6)
+    np.testing.assert_allclose(values_of(weights[0])[0], np.full((3, 4), -0.5 * of_matrix), rtol=1e-6)
+    np.testing.assert_allclose(values_of(weights[1])[0], np.full(3, -of_vector), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ VALUES = {
     "decoupled_decay": 0.02, "lookahead_alpha": 0.3, "one_minus_ema_decay": 0.25, "clip_norm": 0.7,
     "agc": 0.5, "skip_square": math.inf, "clip_norm_of_all": math.inf, "skip_square_of_all": math.inf, "scale": 0.2,
     "split": 0.0, "one_minus_momentum": 0.1, "of_gradient": 0.3, "of_mean": 0.9, "adam_lr": 0.1, "adam_decay": 0.02,
-    "adam_epsilon": 1e-3,
+    "adam_epsilon": 1e-3, "epsilon1": 1e-6, "epsilon2": 1e-3, "limit": 1.0,
 }  # fmt: skip
 VALUES |= dict.fromkeys(("beta1", "beta2", "beta3"), 0.9) | {f"one_minus_beta{k}": 0.1 for k in (1, 2, 3)}
 
