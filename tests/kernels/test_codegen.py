@@ -13,9 +13,11 @@ from optimizer_table import TABLE
 
 from tristep.kernels import Rule, rules
 
-BLOCK = pytest.importorskip("tristep.kernels.backends.triton.compile", reason="Triton has builds for Linux only").BLOCK
+gpu = pytest.importorskip("tristep.kernels.backends.triton.compile", reason="Triton has builds for Linux only")
+BLOCK, compile_for = gpu.BLOCK, gpu.compile_for
 
 from machine_code import FLOAT64, RULES, TARGETS, Case, compiled_code, fuses_nothing, spills_nothing  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +50,21 @@ def code(compiling):
 def test_rules_of_ones_own_compile_for(target, rule, code):
     """Those of the product are compiled by test_triton_versions.py."""
     assert code(Case(target, rule)).threads in (128, 256)
+
+
+NO_KERNEL = [
+    (rules.muon, None, TypeError, "rule 'muon' updates whole tensors .* compile its `elementwise_rule`, adamw_of_vectors"),
+    (rules.soap, None, TypeError, "rule 'soap' updates whole tensors by torch's operations and has no kernel of its own$"),
+    (rules.group_adagrad, None, TypeError, r"compile one of its `rules.values\(\)`, adagrad_of_slices"),
+    (next(iter(rules.adafactor.rules)), 0, ValueError, "kernels of means, as of 'adafactor_squares', depend on"),
+    (rules.lamb, 1, ValueError, "stage=1: rule 'lamb' has 1 reductions, counted from 0"),
+]
+
+
+@pytest.mark.parametrize(("rule", "stage", "error", "message"), NO_KERNEL, ids=str)
+def test_rules_without_a_kernel_say_what_there_is_to_compile(rule, stage, error, message):
+    with pytest.raises(error, match=message):
+        compile_for(GPUTarget("cuda", 90, 32), rule, stage=stage)
 
 
 @pytest.mark.sample(1)

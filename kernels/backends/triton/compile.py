@@ -9,7 +9,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from ... import storage, streams
-from ...language import Metric, Reduction, Rule
+from ...language import Metric, Reduction, Rule, ShapedRule, TensorRule
+from ...messages import instance
 from ...metrics import RuleWithMetric, with_metric
 from ...states import slot_dtypes
 from ...storage import Storage
@@ -238,9 +239,14 @@ def compile_for(
 
     `stage` compiles the rule's reduction of this index instead, and `metric` an update that also computes the metric.
     `masters`: True for masters in the arithmetic's dtype, or the dtype of another kind of master.
+
+    Raises:
+        TypeError: the rule has no kernel of its own; the message names the rules that have.
+        ValueError: there is no such reduction, or its kernels depend on the shapes of tensors, as those of means do.
     """
     from triton.compiler import ASTSource
 
+    _check_has_kernel(rule, stage)
     dtype = torch.float64 if weight_dtype == torch.float64 else torch.float32
     real = {torch.float32: "*fp32", torch.float64: "*fp64"}[dtype]
     function: Any = rule if stage is None else rule.reductions[stage]
@@ -258,3 +264,21 @@ def compile_for(
     kernel = update_kernel if stage is None else sums_kernel
     source = ASTSource(kernel, signature=signature, constexprs=constants)
     return triton.compile(source, target=target, options=options_for(function, types, stored, target))
+
+
+def _check_has_kernel(rule: Any, stage: int | None) -> None:
+    if isinstance(rule, ShapedRule):
+        names = ", ".join(each.name for each in rule.rules.values())
+        raise TypeError(f"rule {rule.name!r} chooses one by shape: compile one of its `rules.values()`, {names}")
+    if isinstance(rule, TensorRule):
+        inner = rule.elementwise_rule
+        hint = "" if inner is None else f"; compile its `elementwise_rule`, {inner.name}, which updates other weights"
+        raise TypeError(f"rule {rule.name!r} updates whole tensors by torch's operations and has no kernel of its own{hint}")
+    instance("rule", rule, Rule, "elementwise, made with @rule")
+    if stage is None:
+        return
+    if stage not in range(len(rule.reductions)):
+        raise ValueError(f"stage={stage!r}: rule {rule.name!r} has {len(rule.reductions)} reductions, counted from 0")
+    if rule.reductions[stage].op == "mean":
+        name = rule.reductions[stage].name
+        raise ValueError(f"stage={stage!r}: kernels of means, as of {name!r}, depend on the tensors' shapes")
