@@ -48,7 +48,7 @@ def fitted(leave):
         loss,
         batches,
         trainer=trainer,
-        num_epoch=3,
+        epochs=3,
         checkpoint="kept",
         progress=False,
         epoch_end_callback=lambda _: leave(),

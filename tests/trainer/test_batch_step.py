@@ -66,7 +66,7 @@ def _fitted(kind, capture, optimizer="adam", loss=None, **arguments):
     net = kind().to(DEVICE)
     trainer = Trainer(net, optimizer, {"learning_rate": 0.05}, engine=None if optimizer == "muon" else "triton")
     loss = torch.nn.CrossEntropyLoss(reduction="none") if loss is None else loss
-    arguments = {"num_epoch": 2, "eval_metric": "acc", "progress": False} | arguments
+    arguments = {"epochs": 2, "eval_metric": "acc", "progress": False} | arguments
     return net, fit(net, loss, _data(), trainer=trainer, capture=capture, **arguments)
 
 
@@ -100,14 +100,14 @@ REASONS = {
 @pytest.mark.parametrize("reason", REASONS)
 def test_what_a_graph_would_not_repeat_is_trained_normally_and_said(reason, capsys):
     kind, optimizer, words = REASONS[reason]
-    found = _fitted(kind, "auto", optimizer, progress=True, num_epoch=1)
+    found = _fitted(kind, "auto", optimizer, progress=True, epochs=1)
     said = found[1].not_captured
     assert said
     assert capsys.readouterr().out.count("no CUDA graph: ") == 1
     with pytest.raises((RuntimeError, ValueError), match=words) as error:
-        _fitted(kind, True, optimizer, num_epoch=1)
+        _fitted(kind, True, optimizer, epochs=1)
     assert said in str(error.value)
-    _same(found, _fitted(kind, False, optimizer, num_epoch=1))
+    _same(found, _fitted(kind, False, optimizer, epochs=1))
 
 
 def test_attributes_that_are_changed_between_steps_are_recorded_anew():
@@ -120,7 +120,7 @@ def test_attributes_that_are_changed_between_steps_are_recorded_anew():
         trainer = Trainer(net, "adam", {"learning_rate": 0.05}, engine="triton")
         trainer.net = net
         loss = torch.nn.CrossEntropyLoss()
-        arguments = {"num_epoch": 2, "eval_metric": "acc", "progress": False, "epoch_end_callback": change}
+        arguments = {"epochs": 2, "eval_metric": "acc", "progress": False, "epoch_end_callback": change}
         done = fit(net, loss, _data(), trainer=trainer, capture=capture, eval_data=_data(2, 8), **arguments)
         runs.append((net, done))
     _same(*runs)

@@ -337,7 +337,7 @@ def test_odd_states_of_fit_are_refused_before_anything_changes(odd, tmp_path, mo
     loader = torch.utils.data.DataLoader(data, 2, shuffle=True, generator=rng)
 
     def fitted(epochs):
-        tristep.fit(net, nn.MSELoss(), loader, trainer=trainer, num_epoch=epochs, checkpoint=tmp_path, progress=False)
+        tristep.fit(net, nn.MSELoss(), loader, trainer=trainer, epochs=epochs, checkpoint=tmp_path, progress=False)
 
     collect = Training.collect
 

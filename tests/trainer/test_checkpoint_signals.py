@@ -44,7 +44,7 @@ def _fit(folder, epochs=3, trained=None, **options):
         nn.CrossEntropyLoss(),
         _data(),
         trainer=trainer,
-        num_epoch=epochs,
+        epochs=epochs,
         eval_metric="acc",
         progress=False,
         checkpoint=checkpoint,
@@ -217,7 +217,7 @@ def test_fit_saves_each_epoch_and_resumes_from_a_folder(tmp_path):
     assert len(done.epochs) == 2
     other = _net()
     trainer = Trainer(other, "adam", {"learning_rate": 0.05})
-    rest = fit(other, nn.CrossEntropyLoss(), _data(), trainer=trainer, num_epoch=4, eval_metric="acc", progress=False,
+    rest = fit(other, nn.CrossEntropyLoss(), _data(), trainer=trainer, epochs=4, eval_metric="acc", progress=False,
                checkpoint=tmp_path)  # fmt: skip
     assert [epoch["epoch"] for epoch in rest.epochs] == [3, 4]
     assert _equal(other, expected)

@@ -49,7 +49,7 @@ def test_it_trains_as_a_loop_by_hand(data, reduction):
         data,
         optimizer="adam",
         optimizer_params=[("learning_rate", 0.05)],
-        num_epoch=3,
+        epochs=3,
         progress=False,
     )
     expected, losses = _by_hand(data, 3, reduction)
@@ -118,16 +118,16 @@ def test_evaluation_is_without_gradients_and_dropout_and_changes_nothing(data):
 
 def test_a_schedule_counts_batches(data):
     schedule = lr_scheduler.FactorScheduler(step=5, factor=0.5, base_lr=0.1)
-    done = fit(_net(), CROSS_ENTROPY, data, lr_scheduler=schedule, num_epoch=3, progress=False)
+    done = fit(_net(), CROSS_ENTROPY, data, lr_scheduler=schedule, epochs=3, progress=False)
     assert [epoch["learning_rate"] for epoch in done.epochs] == pytest.approx([schedule(n) for n in (5, 10, 15)])
 
 
 def test_going_on_is_as_if_it_had_not_stopped(data):
     whole, parts = _net(), _net()
     arguments = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.01}}
-    fit(whole, CROSS_ENTROPY, data, num_epoch=4, progress=False, **arguments)
-    first = fit(parts, CROSS_ENTROPY, data, num_epoch=2, progress=False, **arguments)
-    second = fit(parts, CROSS_ENTROPY, data, num_epoch=4, begin_epoch=2, trainer=first.trainer, progress=False)
+    fit(whole, CROSS_ENTROPY, data, epochs=4, progress=False, **arguments)
+    first = fit(parts, CROSS_ENTROPY, data, epochs=2, progress=False, **arguments)
+    second = fit(parts, CROSS_ENTROPY, data, epochs=4, begin_epoch=2, trainer=first.trainer, progress=False)
     assert [epoch["epoch"] for epoch in second.epochs] == [3, 4]
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parts.parameters(), strict=True))
 
@@ -154,7 +154,7 @@ def test_several_inputs_and_a_data_loader():
         torch.nn.MSELoss(),
         torch.utils.data.DataLoader(samples, batch_size=2),
         optimizer_params={"learning_rate": 0.05},
-        num_epoch=20,
+        epochs=20,
         progress=False,
     )
     assert net.scale.item() == pytest.approx(2.0, abs=1e-3)
@@ -170,9 +170,7 @@ def test_callbacks_are_told_and_may_end_it(data):
     def enough(done):
         return len(done.epochs) == 2
 
-    done = fit(
-        _net(), CROSS_ENTROPY, data, num_epoch=5, batch_end_callback=[note], epoch_end_callback=enough, progress=False
-    )
+    done = fit(_net(), CROSS_ENTROPY, data, epochs=5, batch_end_callback=[note], epoch_end_callback=enough, progress=False)
     assert [(epoch, batch) for epoch, batch, _ in told] == [(e, b) for e in range(2) for b in range(5)]
     assert [loss for *_, loss in told] == done.losses
     assert len(done.epochs) == 2
@@ -183,7 +181,7 @@ def test_a_first_interrupt_ends_after_the_batch_with_a_usable_state(data):
     net, handler, count = _net(), signal.getsignal(signal.SIGINT), itertools.count(1)
     hook = net[1].register_forward_hook(lambda *_: signal.raise_signal(signal.SIGINT) if next(count) == 8 else None)
     arguments = {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.05}}
-    done = fit(net, CROSS_ENTROPY, data, num_epoch=5, progress=False, **arguments)
+    done = fit(net, CROSS_ENTROPY, data, epochs=5, progress=False, **arguments)
     hook.remove()
     assert done.interrupted
     assert len(done.epochs) == 1

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import tristep
-from tristep import Trainer
+from tristep import Trainer, rule
 from tristep.trainer import Sweep
 from tristep.trainer.lr_scheduler import CosineScheduler, FactorScheduler
 
@@ -57,7 +57,7 @@ def test_as_single_trainings(name, together):
         for j, wd in enumerate((0.0, 0.1)):
             for k, seed in enumerate((0, 7)):
                 losses, net = single(name, {"learning_rate": rate, "wd": wd}, data, 1, seed=seed)
-                made = found.model(learning_rate=rate, wd=wd, seed=seed)
+                made = found.model(learning_rate=rate, wd=wd, seeds=seed)
                 if not together:
                     np.testing.assert_array_equal(found.losses[i, j, k], losses.astype(np.float32))
                     assert all(map(torch.equal, made.parameters(), net.parameters()))
@@ -230,6 +230,30 @@ def test_steps_go_through_the_data_again():
     np.testing.assert_allclose(found.final[0], expected[5:8].mean(), rtol=2e-5)
 
 
+@rule
+def seeded(w, g, state, hyper):
+    lr, seed = hyper
+    return w - lr * (g + 0.01 * seed), state
+
+
+class Seeded(tristep.optimizer.RuleOptimizer):
+    rule = seeded
+
+    def __init__(self, learning_rate=0.1, seed=0, **others):
+        self.seed = seed
+        super().__init__(learning_rate=learning_rate, **others)
+
+
+def test_a_seed_of_the_optimizer_is_not_one_of_the_networks():
+    data = batches()
+    grid = {"seed": [1, 2]}
+    found = tristep.sweep(network, cross_entropy, data, optimizer=Seeded, grid=grid, seeds=(0, 7), together=False)
+    assert found.axes == {"seed": (1, 2), "seeds": (0, 7)}
+    losses, net = single(Seeded(seed=2), None, data, 1, seed=7)
+    np.testing.assert_array_equal(found.losses[1, 1], losses.astype(np.float32))
+    assert all(map(torch.equal, found.model(seed=2, seeds=7).parameters(), net.parameters()))
+
+
 def test_scores_best_and_tables():
     data = batches()
     found = tristep.sweep(
@@ -238,13 +262,13 @@ def test_scores_best_and_tables():
     )  # fmt: skip
     assert found.best() == {"learning_rate": 0.5}
     assert found.best("accuracy") == {"learning_rate": 0.5}
-    net = found.model(learning_rate=0.5, seed=1)
+    net = found.model(learning_rate=0.5, seeds=1)
     right = torch.cat([net(inputs).argmax(dim=1) == labels for inputs, labels in data]).double().mean()
     assert found.scores["accuracy"][1, 1] == pytest.approx(right.item())
     rows = found.rows()
     assert len(rows) == 6
     assert rows[3] == {
-        "learning_rate": 0.5, "seed": 1, "final": float(found.final[1, 1]), "lowest": float(found.losses[1, 1].min()),
+        "learning_rate": 0.5, "seeds": 1, "final": float(found.final[1, 1]), "lowest": float(found.losses[1, 1].min()),
         "eval_loss": found.scores["loss"][1, 1], "eval_accuracy": found.scores["accuracy"][1, 1],
     }  # fmt: skip
 
@@ -271,7 +295,7 @@ def test_files_give_back_what_was_saved(tmp_path):
     [
         ({"data": iter([])}, TypeError, "data is an iterator"),
         ({"epochs": 1, "steps": 2}, ValueError, "give one of them"),
-        ({"grid": {"seed": [1]}}, ValueError, "seeds="),
+        ({"grid": {"seeds": [1]}}, ValueError, "seeds="),
     ],
 )
 def test_bad_input(arguments, error, message):

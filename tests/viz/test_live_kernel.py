@@ -424,7 +424,7 @@ EXAMPLES = {  # all that start a loop: their cells, and what makes the training 
     "docs, %%train": (["%load_ext tristep", *RECORDED, *IN_A_CELL], "in loader", "in __import__('itertools').cycle(loader)"),
     "tutorial 1": (tutorial(), "epochs=12", "epochs=10**9"),
     "LiveLoop": (example(viz.LiveLoop), "range(20)", "range(10**9)"),
-    "LiveLoop.fit": (example(viz.LiveLoop.fit), "num_epoch=3", "num_epoch=10**9"),
+    "LiveLoop.fit": (example(viz.LiveLoop.fit), "epochs=3", "epochs=10**9"),
 }
 
 

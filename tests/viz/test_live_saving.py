@@ -25,7 +25,7 @@ def _loop(folder, epochs=3, **options):
         torch.nn.MSELoss(),
         data,
         training.trainer,
-        num_epoch=epochs,
+        epochs=epochs,
         view=None,
         mode="block",
         checkpoint=manager,

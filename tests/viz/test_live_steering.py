@@ -173,7 +173,7 @@ def test_fit_goes_back_in_its_data(kind, at):
     for snapshot_at in (None, at):
         training = Training(kind)
         loader = torch.utils.data.DataLoader(data, batch_size=5, shuffle=True)  # 4 batches an epoch
-        loop = LiveLoop.fit(training.net, torch.nn.MSELoss(), loader, training.trainer, num_epoch=3, view=None)
+        loop = LiveLoop.fit(training.net, torch.nn.MSELoss(), loader, training.trainer, epochs=3, view=None)
         if snapshot_at is not None:
             if at:
                 loop.step(at)
@@ -193,12 +193,12 @@ def test_fit_trains_as_tristep_fit_does_and_goes_back_to_its_end_from_the_middle
     data = [(torch.randn(4, 3, generator=torch.Generator().manual_seed(i)), torch.zeros(4, 1)) for i in range(3)]
     training, other = Training(), Training()
     torch.manual_seed(0)
-    loop = LiveLoop.fit(training.net, torch.nn.MSELoss(), data, training.trainer, num_epoch=2, view=None)
+    loop = LiveLoop.fit(training.net, torch.nn.MSELoss(), data, training.trainer, epochs=2, view=None)
     loop.step(2)
     loop.snapshot("middle")
     loop.resume()
     torch.manual_seed(0)
-    fit = tristep.fit(other.net, torch.nn.MSELoss(), data, trainer=other.trainer, num_epoch=2, progress=False)
+    fit = tristep.fit(other.net, torch.nn.MSELoss(), data, trainer=other.trainer, epochs=2, progress=False)
     assert losses(loop.run) == fit.losses
     assert same(training.state(), other.state())
     loop.snapshot("end")

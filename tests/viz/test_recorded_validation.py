@@ -49,7 +49,7 @@ def test_validation_is_recorded_after_each_epoch(how, data):
     net, train, held_out = _net(), data[:3], data[3:]
     trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.5})
     recorder = Recorder(trainer)
-    options = {"eval_data": held_out, "eval_metric": "accuracy", "num_epoch": 4}
+    options = {"eval_data": held_out, "eval_metric": "accuracy", "epochs": 4}
     if how == "fit":
         done = tristep.fit(net, CROSS_ENTROPY, train, recorder=recorder, progress=False, **options)
         assert done.trainer is trainer

@@ -12,7 +12,7 @@ from tristep.viz.scene import Heatmap, Line, Points, Text
 
 
 def _sweep(steps=6, seeds=(0, 1, 2), **axes):
-    axes = {name: tuple(values) for name, values in axes.items()} | {"seed": seeds}
+    axes = {name: tuple(values) for name, values in axes.items()} | {"seeds": seeds}
     shape = tuple(map(len, axes.values()))
     rng = np.random.default_rng(5)
     losses = rng.uniform(0.1, 2.0, (*shape, steps)).astype(np.float32)

@@ -69,7 +69,7 @@ def fit(
     optimizer_params: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
     initializer: Any = None,
     lr_scheduler: Callable[[int], float] | None = None,
-    num_epoch: int = 1,
+    epochs: int = 1,
     begin_epoch: int = 0,
     eval_data: Iterable[Any] | None = None,
     eval_metric: str | Metric | Sequence[str | Metric] | None = None,
@@ -98,7 +98,7 @@ def fit(
         initializer: an initializer for the model's parameters, as for `tristep.initializer.initialize`; None leaves them as
             they are.
         lr_scheduler: a function from the number of updates to the learning rate; it may be in `optimizer_params` instead.
-        num_epoch: the end of the range of epochs, exclusive, > begin_epoch.
+        epochs: the end of the range of epochs, exclusive, > begin_epoch.
         begin_epoch: the number of the first epoch, >= 0; more than 0 to continue a training.
         eval_data: batches to evaluate after each epoch, without gradients and with the model in evaluation mode.
         eval_metric: "accuracy" (or "acc"), "mse", "mae", or a function of (labels, outputs) that returns the mean over a
@@ -130,7 +130,7 @@ def fit(
         >>> import torch, tristep
         >>> net = torch.nn.Linear(2, 1)
         >>> data = [(torch.ones(4, 2), torch.zeros(4, 1))]
-        >>> done = tristep.fit(net, torch.nn.MSELoss(), data, num_epoch=3, eval_metric="mse", progress=False)
+        >>> done = tristep.fit(net, torch.nn.MSELoss(), data, epochs=3, eval_metric="mse", progress=False)
         >>> len(done.epochs), done.epochs[0]["loss"] > done.epochs[2]["loss"]
         (3, True)
 
@@ -142,7 +142,7 @@ def fit(
     if eval_data is not None:
         check_batches("eval_data", eval_data)
     begin_epoch = integer("begin_epoch", begin_epoch, low=0)
-    num_epoch = integer("num_epoch", num_epoch, low=begin_epoch + 1)
+    epochs = integer("epochs", epochs, low=begin_epoch + 1)
     metrics = checked_metrics(eval_metric)
     boolean("progress", progress)
     check_captures(capture)
@@ -191,22 +191,22 @@ def fit(
     from tqdm.auto import tqdm  # it looks for widgets when it is imported
 
     result, position, sums = Fit(trainer), EpochBatches(data, begin_epoch), _Sums(metrics)
-    epochs = result.epochs
+    finished = result.epochs
     with _checkpointed(checkpoint, trainer, net, [position, sums]) as manager, _interruptible() as interrupted:
-        while position.epoch < num_epoch:
-            if not _one_epoch(result, step, position, sums, num_epoch, batch_callbacks, interrupted, manager, progress):
+        while position.epoch < epochs:
+            if not _one_epoch(result, step, position, sums, epochs, batch_callbacks, interrupted, manager, progress):
                 result.interrupted = True
                 break
             if eval_data is not None:
-                epochs[-1] |= {f"eval_{name}": mean for name, mean in evaluate(net, loss, eval_data, metrics).items()}
+                finished[-1] |= {f"eval_{name}": mean for name, mean in evaluate(net, loss, eval_data, metrics).items()}
             if recorder is not None:
-                recorder.note(**_of_epoch(epochs[-1], metrics))
+                recorder.note(**_of_epoch(finished[-1], metrics))
             if progress:
-                tqdm.write(_line(epochs[-1], num_epoch))
+                tqdm.write(_line(finished[-1], epochs))
             if manager is not None:
-                manager.save(epochs[-1], {"epoch": position.epoch})
+                manager.save(finished[-1], {"epoch": position.epoch})
             if _ends(epoch_callbacks, result) or interrupted.is_set():
-                result.interrupted = position.epoch < num_epoch
+                result.interrupted = position.epoch < epochs
                 break
     return result
 
@@ -255,7 +255,7 @@ def _one_epoch(
     step: BatchStep,
     data: EpochBatches,
     sums: _Sums,
-    num_epoch: int,
+    epochs: int,
     callbacks: Sequence[Callable[[Batch], Any]],
     interrupted: threading.Event,
     manager: CheckpointManager | None,
@@ -265,7 +265,7 @@ def _one_epoch(
     from tqdm.auto import tqdm
 
     trainer, epoch, start = result.trainer, data.epoch, time.perf_counter()
-    bar = {"desc": f"epoch {epoch + 1}/{num_epoch}", "unit": " batches", "leave": False, "disable": not progress}
+    bar = {"desc": f"epoch {epoch + 1}/{epochs}", "unit": " batches", "leave": False, "disable": not progress}
     with tqdm(data, total=data.length, initial=data.batch, **bar) as batches:
         for batch in batches:
             size, mean, labels, outputs = step(batch)
@@ -455,10 +455,10 @@ def _of_epoch(epoch: Mapping[str, float], metrics: Iterable[str]) -> dict[str, f
     return trained | {f"val_{name}": epoch[f"eval_{name}"] for name in ("loss", *metrics) if f"eval_{name}" in epoch}
 
 
-def _line(epoch: Mapping[str, float], num_epoch: int) -> str:
+def _line(epoch: Mapping[str, float], epochs: int) -> str:
     values = {name: value for name, value in epoch.items() if name not in ("epoch", "seconds")}
     shown = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in values.items())
-    return f"epoch {epoch['epoch']:.0f}/{num_epoch}: {shown}; {epoch['seconds']:.1f} s"
+    return f"epoch {epoch['epoch']:.0f}/{epochs}: {shown}; {epoch['seconds']:.1f} s"
 
 
 @contextmanager

@@ -210,7 +210,7 @@ class LiveLoop:
         data: Iterable[Any],
         trainer: Trainer | torch.optim.Optimizer,
         *,
-        num_epoch: int = 1,
+        epochs: int = 1,
         eval_data: Iterable[Any] | None = None,
         eval_metric: Any = None,
         capture: bool | str = False,
@@ -226,7 +226,7 @@ class LiveLoop:
             loss: a function of outputs and labels that returns one number for each sample, or their mean.
             data: batches (inputs, labels), iterated again in every epoch.
             trainer: the trainer or optimizer of the model's parameters.
-            num_epoch: the number of epochs, >= 1.
+            epochs: the number of epochs, >= 1.
             eval_data: held-out batches, evaluated after each epoch; `data` must have a length then. An epoch's last step
                 yields "val_loss" and, for each metric, "val_" and its name, too.
             eval_metric: metrics to compute on `eval_data`, such as "accuracy"; see `tristep.fit`.
@@ -246,12 +246,12 @@ class LiveLoop:
             >>> net = torch.nn.Linear(2, 1)
             >>> trainer = tristep.Trainer(net, "adam")
             >>> data = [(torch.ones(4, 2), torch.zeros(4, 1))]
-            >>> loop = LiveLoop.fit(net, torch.nn.MSELoss(), data, trainer, num_epoch=3, view=None)
+            >>> loop = LiveLoop.fit(net, torch.nn.MSELoss(), data, trainer, epochs=3, view=None)
             >>> loop.start().n_steps
             3
         """
         instance("trainer", trainer, (Trainer, torch.optim.Optimizer), "a Trainer or a torch.optim.Optimizer")
-        num_epoch, metrics = integer("num_epoch", num_epoch, low=1), checked_metrics(eval_metric)
+        epochs, metrics = integer("epochs", epochs, low=1), checked_metrics(eval_metric)
         check_captures(capture)
         if eval_data is None and metrics:
             raise ValueError("eval_metric without eval_data: there is nothing to evaluate on")
@@ -267,7 +267,7 @@ class LiveLoop:
 
         def steps() -> Iterator[Any]:
             step = BatchStep(living_trainer(), living_net(), loss, capture)
-            while batches.epoch < num_epoch:
+            while batches.epoch < epochs:
                 for batch in batches:
                     _, mean, _, _ = step(batch)
                     if step.why and (loop := made()) is not None:

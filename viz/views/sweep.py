@@ -72,7 +72,7 @@ class SweepView(View):
             sweep = _as_sweep(sweep)
             by = ("steps" if np.isfinite(sweep.scores["steps"]).mean() > ENOUGH else "final") if by is None else by
         instance("sweep", sweep, Sweep, "a Sweep, as tristep.sweep gives it, or Trajectories, as simulate does")
-        varied = [name for name, values in sweep.axes.items() if name != "seed" and len(values) > 1]
+        varied = [name for name, values in sweep.axes.items() if name != "seeds" and len(values) > 1]
         self.sweep, self.by = sweep, "final" if by is None else by
         self._best = sweep.best(self.by)  # raises if there is none
         self._table = sweep._table(self.by)  # [*axes]
@@ -303,7 +303,7 @@ class SweepView(View):
         number, means = self._means()
         scale = "log" if np.nanmin(means, initial=np.inf) > 0 else "linear"
         layers: list[Layer] = []
-        seeds = self.sweep.axes["seed"]
+        seeds = self.sweep.axes["seeds"]
         has_table = MOST_IN_LEGEND < self._table.size <= MOST_TABLED
         for i, seed in enumerate(seeds):
             y = self._of_axes(names, means[..., i, :])
@@ -332,7 +332,7 @@ def _as_sweep(result: Trajectories) -> Sweep:
         axes[name] = tuple(value for i, value in enumerate(each) if value not in each[:i])
         if len(each) % len(axes[name]):
             raise ValueError(f"sweep has a value of {name} twice: {', '.join(map(_word, axes[name]))}")
-    axes["seed"] = (0,)
+    axes["seeds"] = (0,)
     shape = tuple(map(len, axes.values()))
     return Sweep(axes, result.losses.reshape(*shape, -1), 1, {"steps": result.settled.reshape(shape)})
 

@@ -23,7 +23,7 @@ class Sweep:
     Arrays have one axis for each entry of `axes`, in this order.
 
     Attributes:
-        axes: the values of each varied setting by name; the last entry is "seed".
+        axes: the values of each varied setting by name; the last entry is "seeds".
         losses: the mean loss over each batch, before its update, float32 [*axes, steps].
         steps_per_epoch: the number of batches in an epoch of the data; of data without a length, at most as many as the
             training has used.
@@ -55,7 +55,7 @@ class Sweep:
         return np.fmin.reduce(self.losses, axis=-1)
 
     def best(self, by: str = "final") -> dict[str, Any]:
-        """Return the combination of settings with the best median over seeds, as a dict by name of the axis, without "seed".
+        """Return the combination of settings with the best median over seeds, a dict by name of the axis, without "seeds".
 
         Args:
             by: the criterion: "final" or "lowest" loss, or the name of a score. The smallest value is the best, for
@@ -77,7 +77,7 @@ class Sweep:
         """Return the indices of a combination of settings in the arrays.
 
         Args:
-            **point: the value on each axis by name. Axes with one value may be left out, and "seed" (the first one).
+            **point: the value on each axis by name. Axes with one value may be left out, and "seeds" (the first).
 
         Raises:
             TypeError: there is no such axis, or an axis is missing.
@@ -92,7 +92,7 @@ class Sweep:
                 if point[name] not in values:
                     raise ValueError(f"{name}={point[name]!r}: must be one of {listed(map(repr, values))}")
                 indices.append(values.index(point[name]))
-            elif name == "seed" or len(values) == 1:
+            elif name == "seeds" or len(values) == 1:
                 indices.append(0)
             else:
                 raise TypeError(f"{name} is missing; it has the values {listed(map(repr, values))}")
@@ -102,7 +102,7 @@ class Sweep:
         """Return the trained network of a combination of settings, as a new module.
 
         Args:
-            **point: the value on each axis by name. Axes with one value may be left out, and "seed" (the first one).
+            **point: the value on each axis by name. Axes with one value may be left out, and "seeds" (the first).
 
         Raises:
             TypeError, ValueError: there is no such axis or value, or an axis is missing.
@@ -157,8 +157,8 @@ class Sweep:
             scores = {str(name): arrays.pop(f"score {name}") for name in about["scores"]}
             losses, per_epoch = arrays.pop("losses"), integer("steps_per_epoch", about["steps_per_epoch"], low=1)
             shape = tuple(map(len, axes.values()))
-            if list(axes)[-1:] != ["seed"] or 0 in shape or len(axes) != len(about["axes"]):
-                raise ValueError(f"it has the axes {', '.join(axes)}: must be several, the last of them 'seed'")
+            if list(axes)[-1:] != ["seeds"] or 0 in shape or len(axes) != len(about["axes"]):
+                raise ValueError(f"it has the axes {', '.join(axes)}: must be several, the last of them 'seeds'")
             if losses.dtype.kind != "f" or losses.ndim != len(shape) + 1 or not losses.shape[-1]:
                 raise ValueError(f"losses are {losses.dtype} {losses.shape}")
             for name, array in {"losses": losses, **scores, **arrays}.items():

@@ -56,7 +56,7 @@ def sweep(
         optimizer_params: arguments for all optimizers by name. Each training gets a copy of the schedule.
         epochs: the number of epochs, >= 1; None is 1, unless `steps` is given.
         steps: the number of steps, >= 1, instead of `epochs`; the data are iterated again if need be.
-        seeds: integers, >= 0.
+        seeds: integers, >= 0, of the networks; they are the last axis of the result.
         eval_data: batches to evaluate once, after training, without gradients and in evaluation mode.
         eval_metric: "accuracy" (or "acc"), "mse", "mae", or a function of (labels, outputs) that returns the mean over a
             batch; or a list of these.
@@ -93,7 +93,7 @@ def sweep(
     axes = _axes(grid, seeds)
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     optimizers = [_optimizer(optimizer, optimizer_params, point) for point in points]
-    starts = {seed: start(make_model, seed) for seed in axes["seed"]}
+    starts = {seed: start(make_model, seed) for seed in axes["seeds"]}
     if start_equally(starts.values()):
         warnings.warn(
             f"seeds={tuple(starts)}: make_model gives the same weights for all of them, so they are one training, but for "
@@ -101,7 +101,7 @@ def sweep(
             RuntimeWarning,
             stacklevel=2,
         )
-    models = [starts[point["seed"]] for point in points]
+    models = [starts[point["seeds"]] for point in points]
     train = train_together if together else train_separately
     losses, states, per_epoch = train(models, optimizers, loss, Batches(data, n_epochs, n_steps), engine)
 
@@ -124,18 +124,18 @@ def _axes(grid: Mapping[str, Sequence[Any]] | None, seeds: Iterable[int]) -> dic
     if isinstance(seeds, (str, bytes)) or not isinstance(seeds, Iterable):
         raise TypeError(f"seeds={seeds!r}: must be integers, such as range(5), not {type(seeds).__name__}")
     for name, values in (grid or {}).items():
-        if name == "seed":
-            raise ValueError("grid has 'seed': give the seeds of the networks as seeds=...")
+        if name == "seeds":
+            raise ValueError("grid has 'seeds': give the seeds of the networks as seeds=...")
         if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
             raise TypeError(f"grid[{name!r}]={values!r}: must be a list of the values to try")
         axes[name] = tuple(value.item() if isinstance(value, np.generic) else value for value in values)
-    axes["seed"] = tuple(integer("seeds", seed, low=0) for seed in seeds)
+    axes["seeds"] = tuple(integer("seeds", seed, low=0) for seed in seeds)
     for name, values in axes.items():
         if not values:
-            raise ValueError(f"{'seeds' if name == 'seed' else f'grid[{name!r}]'} is empty: give one value or more")
+            raise ValueError(f"{name if name == 'seeds' else f'grid[{name!r}]'} is empty: give one value or more")
     return axes
 
 
 def _optimizer(kind: Any, params: Mapping[str, Any] | None, point: Mapping[str, Any]) -> Optimizer:
-    varied = {name: value for name, value in point.items() if name not in ("seed", "optimizer")}
+    varied = {name: value for name, value in point.items() if name not in ("seeds", "optimizer")}
     return make_optimizer(point.get("optimizer", kind), {**(params or {}), **varied})
