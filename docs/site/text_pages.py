@@ -30,7 +30,11 @@ HOW_TOS = {  # file, title, the guide's sections, further pages
         ("Parts of fused matrices",),
         ("optimizers/muon.md", "tutorials/13_what_muon_does.md"),
     ),
-    "own-rule": ("Your own rule", ("Writing your own rule",), ("tutorials/07_your_own_optimizer.md", "contributing.md")),
+    "own-rule": (
+        "Your own rule",
+        ("Writing your own rule",),
+        ("tutorials/07_your_own_optimizer.md", "rules.md", "contributing.md"),
+    ),
     "low-precision": (
         "Low precision",
         ("Half precision", "Very large and very small gradients"),
@@ -48,6 +52,7 @@ TEXTS = {  # of the repository: where it is in the site, and what the contents c
     "docs/notebooks.md": ("notebooks.md", "In a notebook"),
     "docs/checkpoints.md": ("checkpoints.md", "Checkpoints"),
     "docs/integrations.md": ("integrations.md", "In other training libraries"),
+    "docs/rules.md": ("rules.md", "Rules of your own"),
     "docs/plugins.md": ("plugins.md", "Your own package"),
     "docs/scaling.md": ("scaling.md", "Many GPUs, many machines"),
     "docs/differences.md": ("differences.md", "Differences from MXNet"),

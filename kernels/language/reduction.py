@@ -52,7 +52,7 @@ def reduction(
     parts: rows and columns of the matrices in the last two dimensions, or slices along the first dimension. The
     states that `finish` keeps are vectors then, of the shape of these means: the weight's with a size of 1 in the dimensions
     averaged over. Each result of `finish` is for the parts whose means and states it is computed from. A rule with such a
-    reduction is used through `rule_by_shape`.
+    reduction is used through `rule_by_shape`. docs/rules.md has an example of each.
 
     Args:
         fn: the function. It may have two more arguments: `sums`, the results of the reduction before it, or in its place

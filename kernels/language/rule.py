@@ -31,7 +31,7 @@ def rule(
 
     `normal` draws a standard normal number for each element. Its keys are hyper-parameters, whole numbers of any size such
     as a seed and the update count; an optimizer makes of them, and of the parameter's index, keys for each tensor, so that
-    tensors get different numbers.
+    tensors get different numbers. docs/rules.md writes rules of papers.
 
     Args:
         fn: the function. It may have two more arguments, recognized by name: `sums`, the reduction's results for this

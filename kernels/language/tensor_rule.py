@@ -36,7 +36,7 @@ def tensor_rule(
     function must return new tensors: one that changes a weight or a state in place is refused at its first step.
 
     A step computes the new values of all tensors before it writes the first, so that a function that raises, such as
-    `torch.linalg.svd` for NaN, changes nothing.
+    `torch.linalg.svd` for NaN, changes nothing. docs/rules.md has an example.
 
     Args:
         fn: the function. Its first lines unpack `state` and `hyper` into names. Keyword-only arguments, which must have
