@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,22 @@ def sizes_of(first: Sequence[int], columns: Sequence[Sequence[Any]]) -> np.ndarr
     sizes = [[0 if column[i] is None else _bytes(column[i]) for i in places] for column in columns]
     of_kinds = np.array(sizes, dtype=np.int64).reshape(len(columns), len(places))
     return of_kinds[:, [places[i] for i in first]] if places else of_kinds
+
+
+def rooms_of(tensors: Sequence[Any]) -> np.ndarray:
+    """Return how many bytes there are from each tensor's first element to the end of its storage, int64 [n]; 0 for None."""
+    try:
+        ends = list(map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, tensors)))
+        offsets = list(map(torch.Tensor.storage_offset, tensors))
+    except TypeError:  # None
+        rooms = np.zeros(len(tensors), dtype=np.int64)
+        there = [tensor is not None for tensor in tensors]
+        rooms[there] = rooms_of(list(compress(tensors, there))) if any(there) else 0
+        return rooms
+    if not any(offsets):
+        return np.array(ends, dtype=np.int64)
+    widths = np.array(list(map(torch.Tensor.element_size, tensors)), dtype=np.int64)
+    return np.array(ends, dtype=np.int64) - np.array(offsets, dtype=np.int64) * widths
 
 
 def are_apart(starts: np.ndarray, sizes: np.ndarray) -> bool:

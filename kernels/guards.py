@@ -21,7 +21,7 @@ from torch.autograd.graph import increment_version
 Reference = Callable[[], "torch.Tensor | None"]  # a weak reference, or `_missing`
 
 _data_ptr, _stride, _numel, _dim = torch.Tensor.data_ptr, torch.Tensor.stride, torch.Tensor.numel, torch.Tensor.dim
-_dtype, _device, _shape = map(operator.attrgetter, ("dtype", "device", "shape"))
+_dtype, _device, _shape, _nbytes = map(operator.attrgetter, ("dtype", "device", "shape", "nbytes"))
 _version = operator.attrgetter("_version")
 # The compiled passes, once they are imported. That takes 0.01 s if numba is there already, 0.7 s if not, and half a second
 # more the first time. So a process first makes so many checks, of which a step has a few; fewer with numba.
@@ -60,13 +60,14 @@ class _Guard:
 
 
 class PointerGuard(_Guard):
-    """Detects tensors whose data pointers or strides have changed, as when a matrix is transposed in place.
+    """Detects tensors whose data pointers, sizes or strides have changed, as when one is cut or transposed in place.
 
     `pointers`: the data pointers, if they are known.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], pointers: list[int] | None = None) -> None:
         self._pointers = list(map(_data_ptr, tensors)) if pointers is None else pointers
+        self._bytes = list(map(_nbytes, tensors))
         # A vector that keeps its pointer keeps its stride, so only tensors with more dimensions are compared.
         self._multidimensional = list(compress(range(len(tensors)), map((1).__lt__, map(_dim, tensors))))
         self._strides = [tensors[i].stride() for i in self._multidimensional]
@@ -75,9 +76,9 @@ class PointerGuard(_Guard):
         if self._compiled:
             return self._compiled.are_in_place(tensors)
         try:
-            unmoved = list(map(_data_ptr, tensors)) == self._pointers
+            unmoved = list(map(_data_ptr, tensors)) == self._pointers and list(map(_nbytes, tensors)) == self._bytes
             passed = unmoved and [tensors[i].stride() for i in self._multidimensional] == self._strides
-        except (RuntimeError, TypeError):  # a tensor without memory, or None for a deleted one
+        except (AttributeError, RuntimeError, TypeError):  # a tensor without memory, or None for a deleted one
             return False
         if passed:
             self._compile("Layouts", tensors)
@@ -112,6 +113,7 @@ class GradLayouts(_Guard):
 
     def __init__(self, gradients: Sequence[torch.Tensor], own: bool) -> None:
         self._own, self._layouts = own, _layouts(gradients, own)
+        self._addresses = list(map(_data_ptr, gradients))
         self._single = list(compress(range(len(gradients)), map((1).__eq__, map(_numel, gradients))))
 
     @property
@@ -119,17 +121,25 @@ class GradLayouts(_Guard):
         """Whether new gradients are recognized as fast as those that were there before."""
         return bool(self._compiled)
 
-    def pointers(self, gradients: Sequence[Any], own: bool, present: Sequence[bool] | None = None) -> np.ndarray | None:
+    def pointers(
+        self,
+        gradients: Sequence[Any],
+        own: bool,
+        present: Sequence[bool] | None = None,
+        before: Sequence[Reference] = (),
+    ) -> np.ndarray | None:
         """Return the data pointers of these gradients, int64 [n], or None if a layout, or `own`, differs from before.
 
-        `present` tells which gradients are not None (default: all); the pointer of a missing one is 0.
+        `present` tells which gradients are not None (default: all); the pointer of a missing one is 0. `before`: references
+        to the gradients of the last call. If one of them has moved, its storage may have become too small, so the result is
+        None.
         """
         if own != self._own:
             return None
         if self._compiled:
-            pointers = self._compiled.addresses(gradients, present is not None)
+            pointers = self._compiled.addresses(gradients, present is not None, before)
         else:
-            pointers = self._pointers(gradients, present)
+            pointers = self._pointers(gradients, present, before)
         # Autograd keeps a view with the negative bit only if its strides are the weight's. Such a view shows the imaginary
         # parts of complex numbers, which have gaps between them, so it has one element.
         single = map(gradients.__getitem__, self._single)
@@ -139,25 +149,30 @@ class GradLayouts(_Guard):
             self._compile("Layouts", gradients)
         return pointers
 
-    def _pointers(self, gradients: Sequence[Any], present: Sequence[bool] | None) -> np.ndarray | None:
+    def _pointers(
+        self, gradients: Sequence[Any], present: Sequence[bool] | None, before: Sequence[Reference]
+    ) -> np.ndarray | None:
         layouts: Sequence[Any] = self._layouts
+        tensors = gradients
         if present is not None:
-            gradients = list(compress(gradients, present))
+            tensors = list(compress(gradients, present))
             layouts = [list(compress(layout, present)) for layout in layouts]
         try:
-            if any(map(operator.ne, _layouts(gradients, self._own), layouts)):
+            if any(map(operator.ne, _layouts(tensors, self._own), layouts)):
                 return None
-            addresses = list(map(_data_ptr, gradients))
+            addresses = list(map(_data_ptr, tensors))
         except (AttributeError, RuntimeError, TypeError):  # None, a sparse tensor, or one without memory
             return None
-        if 0 in addresses and any(not gradient.data_ptr() and gradient.numel() for gradient in gradients):
+        if 0 in addresses and any(not tensor.data_ptr() and tensor.numel() for tensor in tensors):
             return None
-        pointers = np.array(addresses, dtype=np.int64)
-        if present is None:
-            return pointers
-        spread = np.zeros(len(present), dtype=np.int64)
-        spread[np.array(present)] = pointers
-        return spread
+        if present is not None:
+            found = iter(addresses)
+            addresses = [next(found) if there else 0 for there in present]
+        rows = zip(addresses, self._addresses, before, gradients, strict=False)
+        if any(now not in (0, then) and reference() is gradient for now, then, reference, gradient in rows):
+            return None
+        self._addresses = addresses
+        return np.array(addresses, dtype=np.int64)
 
 
 def _layouts(gradients: Sequence[Any], own: bool) -> tuple[list[Any], ...]:

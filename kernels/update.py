@@ -23,6 +23,7 @@ from .checks import (
     check_tensors,
     companions_of,
     one_of_each_storage,
+    rooms_of,
     sizes_of,
 )
 from .graphs import RecordedUpdate, current_recording
@@ -256,10 +257,11 @@ class Update:
         if not (same and self._gradient_guard is not None and self._gradient_guard.passes(present)):
             pointers = active = None
             if self._layouts is not None and len(gradients) == len(self.weights):
-                pointers = self._layouts.pointers(gradients, own)
+                before = self.references
+                pointers = self._layouts.pointers(gradients, own, before=before)
                 if pointers is None:
                     active = [gradient is not None for gradient in gradients]
-                    pointers = None if all(active) else self._layouts.pointers(gradients, own, active)
+                    pointers = None if all(active) else self._layouts.pointers(gradients, own, active, before)
             if pointers is None or (pointers is not self._pointers and np.bitwise_or.reduce(pointers) & 15):
                 return False
             if self.zero_grads:
@@ -339,6 +341,8 @@ class Update:
         addresses += [list(map(torch.Tensor.data_ptr, column)) for column in companions[:-1]]
         addresses.append([0 if master is None else master.data_ptr() for master in self.masters])
         starts = np.array(addresses, dtype=np.int64).reshape(len(addresses), len(first))
+        sizes = sizes_of(first, [self.weights, gradients, *companions])
+        self._check_room(sizes, gradients, companions)
         keys = group_keys(self.rule, first, starts, self.weights, gradients, self.states, self.masters)
         if self._keys:  # a skipped weight stays in the group where it was
             keys = [old if gradient is None else new for old, new, gradient in zip(self._keys, keys, gradients, strict=True)]
@@ -349,7 +353,6 @@ class Update:
             else:
                 for i, key in enumerate(keys):
                     members.setdefault(key, []).append(i)
-            sizes = sizes_of(first, [self.weights, gradients, *companions])
             for indices in members.values():
                 at = slice(None) if len(members) == 1 else indices
                 if not are_apart(starts[:, at], sizes[:, at]):
@@ -364,6 +367,22 @@ class Update:
         self._activate(None if all(active) else active)
         for group in self._groups:
             group.bind(gradients, self._references)
+
+    def _check_room(
+        self, sizes: np.ndarray, gradients: Sequence[torch.Tensor | None], companions: Sequence[Sequence[Any]]
+    ) -> None:
+        """Raise ValueError if a storage ends before its tensor does, as torch lets users resize storages.
+
+        `sizes` has the bytes that weights, gradients and each of `companions`, columns of states and masters, reach over.
+        """
+        columns: Any = (self.weights, gradients, *companions)
+        for what, tensors, needed in zip(("weight", "gradient", *self.rule.slots, "master"), columns, sizes, strict=True):
+            for i in np.flatnonzero(needed > rooms_of(tensors)):
+                name = self._names[i] if what == "weight" else f"the {what} of {self._names[i]}"
+                raise ValueError(
+                    f"{name}, of shape {tuple(tensors[i].shape)}, has less memory than elements: its storage was freed or "
+                    "made smaller, as by untyped_storage().resize_(); make it as large again"
+                )
 
     def _check_gradients_apart(self, gradients: Sequence[Any]) -> None:
         """Raise ValueError if gradients that the step clears share memory."""

@@ -34,6 +34,7 @@ MOVES = {
     "other memory": lambda tensor: setattr(tensor, "data", tensor.detach().clone()),
     "transposed in place": lambda tensor: tensor.t_(),
     "transposed through data": lambda tensor: setattr(tensor, "data", tensor.detach().t()),
+    "cut through data": lambda tensor: setattr(tensor, "data", tensor.detach()[:1]),
     "freed": lambda tensor: tensor.untyped_storage().resize_(0),
     "swapped for a sparse tensor": lambda tensor: torch.utils.swap_tensors(tensor, torch.ones(2, 2).to_sparse()),
 }

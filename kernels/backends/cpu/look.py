@@ -110,13 +110,14 @@ def _refer(table, tensors, references, n):
     return 1
 
 
-def _describe(table, tensors, how):
+def _describe(table, tensors, before, how):
     """Record or compare the addresses and layouts of tensors in the table: all addresses, then all layouts.
 
     A layout is [device, dtype and number of dimensions, *sizes, *strides]. Return 0 if one is new, 1 if all is as before,
     and 2 if only addresses are new, which are recorded. KEEP allows no new address; COMPARE_PRESENT None, at address 0.
+    `before`: references to the first tensors of before; none of them may be there again at a new address.
     """
-    n, same = table[COUNT], 1
+    n, same, known = table[COUNT], 1, call_long(table[SIZE], (before,))
     at = FIRST + n
     for i in range(n):
         tensor, address = call_long(table[ITEM], (tensors, i)), 0
@@ -152,6 +153,13 @@ def _describe(table, tensors, how):
         if table[FIRST + i] != address:
             if how == KEEP:
                 return 0
+            if i < known and address != 0:
+                tensor_before = call_long(table[CALL], (call_long(table[ITEM], (before, i)),))
+                if tensor_before == 0:
+                    return 0
+                call_void(table[RELEASE], (tensor_before,))
+                if tensor_before == tensor:
+                    return 0
             table[FIRST + i] = address
             same = 2
     return same
@@ -231,12 +239,13 @@ def _table(*numbers: int, room: int = 0) -> np.ndarray:
     return table
 
 
+_NOTHING: list[Any] = []
 _plain_table = _table()
 _plain = _plain_table.ctypes.data
 with compiling():
     _run_collect = _loop(_collect, _list, _list, _list, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
     _run_refer = _loop(_refer, _list, _list, ctypes.c_int64)
-    _run_describe = _loop(_describe, _list, ctypes.c_int64)
+    _run_describe = _loop(_describe, _list, _list, ctypes.c_int64)
     _run_walk = _loop(_walk, _list, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
@@ -278,12 +287,15 @@ class Layouts:
             raise ValueError("a tensor is special")
         self._addresses = self._now.copy()
 
-    def addresses(self, tensors: Sequence[Any], some: bool = False) -> np.ndarray | None:
+    def addresses(
+        self, tensors: Sequence[Any], some: bool = False, before: Sequence[Callable[[], Any]] = ()
+    ) -> np.ndarray | None:
         """Return the addresses of tensors, int64 [n], the same array while they stay; None if a layout differs.
 
-        `some`: None may stand for a tensor, with the address 0.
+        `some`: None may stand for a tensor, with the address 0. `before`: references to the tensors of the last call; None
+        is also returned if one of them is there again, at another address.
         """
-        found = self._describe(tensors, COMPARE_PRESENT if some else COMPARE)
+        found = self._describe(tensors, COMPARE_PRESENT if some else COMPARE, before)
         if found == 2:
             self._addresses = self._now.copy()
         elif not found:
@@ -295,11 +307,13 @@ class Layouts:
         """Return whether these tensors have the layouts and addresses of those that were recorded."""
         return bool(self._describe(tensors, KEEP))
 
-    def _describe(self, tensors: Sequence[Any], how: int) -> int:
+    def _describe(self, tensors: Sequence[Any], how: int, before: Sequence[Any] = _NOTHING) -> int:
         if len(tensors) != self._n:
             return 0
+        if type(tensors) is not list or type(before) is not list:
+            tensors, before = list(tensors), list(before)
         try:
-            return _run_describe(self._at, tensors if isinstance(tensors, list) else list(tensors), how)
+            return _run_describe(self._at, tensors, before, how)
         except Exception:  # any kind, as torch's
             return 0
 
