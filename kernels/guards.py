@@ -114,12 +114,17 @@ class GradLayouts(_Guard):
     def __init__(self, gradients: Sequence[torch.Tensor], own: bool) -> None:
         self._own, self._layouts = own, _layouts(gradients, own)
         self._addresses = list(map(_data_ptr, gradients))
+        self.are_same = False  # whether the last call, if compiled, found the very gradients of `before`
         self._single = list(compress(range(len(gradients)), map((1).__eq__, map(_numel, gradients))))
 
     @property
     def is_compiled(self) -> bool:
         """Whether new gradients are recognized as fast as those that were there before."""
         return bool(self._compiled)
+
+    def compile(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Recognize gradients faster from now on, if that is possible; these have been recognized."""
+        self._compile("Layouts", gradients)
 
     def pointers(
         self,
@@ -136,17 +141,18 @@ class GradLayouts(_Guard):
         """
         if own != self._own:
             return None
-        if self._compiled:
-            pointers = self._compiled.addresses(gradients, present is not None, before)
-        else:
+        pointers = None
+        if not self._compiled:
             pointers = self._pointers(gradients, present, before)
+        elif (found := self._compiled.addresses(gradients, present is not None, before)) is not None:
+            pointers, self.are_same = found
         # Autograd keeps a view with the negative bit only if its strides are the weight's. Such a view shows the imaginary
         # parts of complex numbers, which have gaps between them, so it has one element.
         single = map(gradients.__getitem__, self._single)
         if pointers is None or any(gradient is not None and gradient.is_neg() for gradient in single):
             return None
         if present is None:
-            self._compile("Layouts", gradients)
+            self.compile(gradients)
         return pointers
 
     def _pointers(

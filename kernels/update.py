@@ -243,42 +243,54 @@ class Update:
         # A weight of another dtype may have the old one's address. If `own`, its gradient shows the new dtype, too.
         if not own and [weight.dtype for weight in self.weights] != [key[1] for key in self._keys]:
             return False
+        layouts = self._layouts
+        looks = layouts is not None and layouts.is_compiled and not self.zero_grads  # at all that there is to see
+        same = not looks and self._are_bound(gradients, own)
+        present = gradients if self.active is None else _present(gradients)
+        if not (same and self._gradient_guard is not None and self._gradient_guard.passes(present)):
+            pointers = active = None
+            if layouts is not None and len(gradients) == len(self.weights):
+                pointers = layouts.pointers(gradients, own, before=self.references)
+                if pointers is None:
+                    active = [gradient is not None for gradient in gradients]
+                    pointers = None if all(active) else layouts.pointers(gradients, own, active, self.references)
+                same = same or (looks and layouts.are_same)
+            if pointers is None or (pointers is not self._pointers and np.bitwise_or.reduce(pointers) & 15):
+                return False
+            if not (looks and same and pointers is self._pointers and active == self.active):
+                self._take(gradients, own, same, pointers, active)
+        elif layouts is not None and self.active is None:
+            layouts.compile(gradients)
+        self._bound_gradients = gradients
+        return True
+
+    def _are_bound(self, gradients: Sequence[Any], own: bool) -> bool:
         references = self._references
-        layouts = None if self.zero_grads else self._layouts
-        same = (
-            not (layouts is not None and layouts.is_compiled)
-            and references is not None
+        return (
+            references is not None
             and own == self._own
             and len(gradients) == len(references)
             and (not references or references[0]() is gradients[0])  # quick answer if all are new
             and all(map(operator.is_, [reference() for reference in references], gradients))
         )
-        present = gradients if self.active is None else _present(gradients)
-        if not (same and self._gradient_guard is not None and self._gradient_guard.passes(present)):
-            pointers = active = None
-            if self._layouts is not None and len(gradients) == len(self.weights):
-                before = self.references
-                pointers = self._layouts.pointers(gradients, own, before=before)
-                if pointers is None:
-                    active = [gradient is not None for gradient in gradients]
-                    pointers = None if all(active) else self._layouts.pointers(gradients, own, active, before)
-            if pointers is None or (pointers is not self._pointers and np.bitwise_or.reduce(pointers) & 15):
-                return False
-            if self.zero_grads:
-                self._check_gradients_apart(gradients)
-            if not same:
-                self._references, self._own = gradient_references(gradients), own
-            self._activate(active)
-            # Gradients that are new now are usually new at the next step, too: make a guard only once they stay.
-            self._gradient_guard = PointerGuard(gradients if active is None else _present(gradients)) if same else None
-            bound: list[Any] = self.references
-            if active is not None:
-                bound = [reference if wanted else None for reference, wanted in zip(bound, active, strict=True)]
-            for group in self._groups:
-                group.rebind(None if pointers is self._pointers else pointers, bound)
-            self._pointers = pointers
-        self._bound_gradients = gradients
-        return True
+
+    def _take(
+        self, gradients: Sequence[Any], own: bool, same: bool, pointers: np.ndarray, active: list[bool] | None
+    ) -> None:
+        """Bind recognized gradients at these addresses; `same`: whether they are the bound ones."""
+        if self.zero_grads:
+            self._check_gradients_apart(gradients)
+        if not same:
+            self._references, self._own = gradient_references(gradients), own
+        self._activate(active)
+        # Gradients that are new now are usually new at the next step, too: make a guard only once they stay.
+        self._gradient_guard = PointerGuard(gradients if active is None else _present(gradients)) if same else None
+        bound: list[Any] = self.references
+        if active is not None:
+            bound = [reference if wanted else None for reference, wanted in zip(bound, active, strict=True)]
+        for group in self._groups:
+            group.rebind(None if pointers is self._pointers else pointers, bound)
+        self._pointers = pointers
 
     def _activate(self, active: list[bool] | None) -> None:
         if active != self.active:

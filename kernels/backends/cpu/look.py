@@ -37,6 +37,7 @@ _OBJECTS = (None, True, *map(sys.intern, ("grad", "requires_grad", "_version")),
 NONE, TRUE, GRAD, REQUIRES_GRAD, VERSION, TENSOR, PARAMETER = range(11, 18)
 ROOM, DATA, DEVICE, KIND, SIZES, STRIDES, OFFSET, COUNT, FIRST = range(18, 27)  # from DATA on the words of a DLTensor
 RECORD, KEEP, COMPARE, COMPARE_PRESENT = range(4)
+MOVED, OTHERS = 2, 4
 
 
 def _calls(result: Any) -> Any:
@@ -113,11 +114,13 @@ def _refer(table, tensors, references, n):
 def _describe(table, tensors, before, how):
     """Record or compare the addresses and layouts of tensors in the table: all addresses, then all layouts.
 
-    A layout is [device, dtype and number of dimensions, *sizes, *strides]. Return 0 if one is new, 1 if all is as before,
-    and 2 if only addresses are new, which are recorded. KEEP allows no new address; COMPARE_PRESENT None, at address 0.
-    `before`: references to the first tensors of before; none of them may be there again at a new address.
+    A layout is [device, dtype and number of dimensions, *sizes, *strides]. `before`: references to the first tensors of the
+    last call. Return 0 if a layout is new, or one of these tensors is there again at another address. Otherwise add up 1,
+    MOVED for new addresses, which are recorded, and OTHERS if some tensors are not those of `before`. KEEP allows no new
+    address; COMPARE_PRESENT None, at address 0.
     """
-    n, same, known = table[COUNT], 1, call_long(table[SIZE], (before,))
+    n, known, moved = table[COUNT], call_long(table[SIZE], (before,)), 0
+    others = OTHERS if known < n else 0
     at = FIRST + n
     for i in range(n):
         tensor, address = call_long(table[ITEM], (tensors, i)), 0
@@ -150,19 +153,22 @@ def _describe(table, tensors, before, how):
             address = table[DATA] + table[OFFSET]
             if address == 0 and elements != 0:
                 return 0
-        if table[FIRST + i] != address:
-            if how == KEEP:
+        is_new = table[FIRST + i] != address
+        if is_new and how == KEEP:
+            return 0
+        if i < known and (is_new or others == 0):
+            tensor_before = call_long(table[CALL], (call_long(table[ITEM], (before, i)),))
+            if tensor_before == 0:
                 return 0
-            if i < known and address != 0:
-                tensor_before = call_long(table[CALL], (call_long(table[ITEM], (before, i)),))
-                if tensor_before == 0:
-                    return 0
-                call_void(table[RELEASE], (tensor_before,))
-                if tensor_before == tensor:
-                    return 0
+            call_void(table[RELEASE], (tensor_before,))
+            if tensor_before != tensor:
+                others = OTHERS
+            elif is_new and tensor != table[NONE]:
+                return 0
+        if is_new:
             table[FIRST + i] = address
-            same = 2
-    return same
+            moved = MOVED
+    return 1 + moved + others
 
 
 def _walk(table, containers, n_lists, n_containers, how):
@@ -289,19 +295,19 @@ class Layouts:
 
     def addresses(
         self, tensors: Sequence[Any], some: bool = False, before: Sequence[Callable[[], Any]] = ()
-    ) -> np.ndarray | None:
-        """Return the addresses of tensors, int64 [n], the same array while they stay; None if a layout differs.
+    ) -> tuple[np.ndarray, bool] | None:
+        """Return the addresses of tensors, int64 [n], the same array while they stay, and whether the tensors are the same.
 
-        `some`: None may stand for a tensor, with the address 0. `before`: references to the tensors of the last call; None
-        is also returned if one of them is there again, at another address.
+        `some`: None may stand for a tensor, with the address 0. `before`: references to the tensors of the last call. The
+        result is None if a layout differs, or one of these tensors is there again at another address.
         """
         found = self._describe(tensors, COMPARE_PRESENT if some else COMPARE, before)
-        if found == 2:
-            self._addresses = self._now.copy()
-        elif not found:
+        if not found:
             self._now[:] = self._addresses  # some have been overwritten
             return None
-        return self._addresses
+        if found & MOVED:
+            self._addresses = self._now.copy()
+        return self._addresses, not found & OTHERS
 
     def are_in_place(self, tensors: Sequence[Any]) -> bool:
         """Return whether these tensors have the layouts and addresses of those that were recorded."""
