@@ -148,10 +148,11 @@ class GradLayouts(_Guard):
             pointers, self.are_same = found
         # Autograd keeps a view with the negative bit only if its strides are the weight's. Such a view shows the imaginary
         # parts of complex numbers, which have gaps between them, so it has one element.
-        single = map(gradients.__getitem__, self._single)
-        if pointers is None or any(gradient is not None and gradient.is_neg() for gradient in single):
+        if pointers is None:
             return None
-        if present is None:
+        if self._single and any(gradients[i] is not None and gradients[i].is_neg() for i in self._single):
+            return None
+        if present is None and self._compiled is None:
             self.compile(gradients)
         return pointers
 

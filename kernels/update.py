@@ -58,7 +58,8 @@ class Update:
             addition to rescale_grad, and a flag that skips the step if it is not 0. None (default) means 1 and 0.
         zero_grads: fill the gradients with zeros in the same pass, also when the step is skipped. Default: False.
         alike: for each weight the first one that is alike, as are its states and its master, if that is known.
-        watches_all: notice also if a state or a master gets other memory through `.data`. Default: False.
+        numbers: further tensors of the caller, such as step counts, whose memory and layout `is_in_place` compares; it then
+            notices also if a state or a master gets other memory through `.data`. Default: None.
 
     Attributes:
         hyper: float64 array [n_weights, 1 + n_hyper (+ 1 with a seed)]: rescale_grad, the rule's hyper-parameters, and the
@@ -95,7 +96,7 @@ class Update:
         grad_scale_and_skip: torch.Tensor | None = None,
         zero_grads: bool = False,
         alike: Sequence[int] | None = None,
-        watches_all: bool = False,
+        numbers: Sequence[torch.Tensor] | None = None,
     ) -> None:
         instance("rule", rule, (Rule, TensorRule), "made with @rule or @tensor_rule")
         if isinstance(rule, Rule) and rule.parts is not None:
@@ -118,8 +119,8 @@ class Update:
         self._groups: list[Launch] = []
         self._keys: list[Any] = []  # the group key of each weight
         self._shapes: list[torch.Size] = []
-        self._watched: list[torch.Tensor] = []  # the weights, and all states and masters or one of each storage
-        self._watches_all = watches_all
+        self._watched: list[torch.Tensor] = []  # the weights, and all states, masters and numbers or one of each storage
+        self._numbers = numbers
         self._guard: PointerGuard | None = None
         # The bound gradients: references, a guard of those that are not None, and the layouts of all.
         self._references: list[Reference] | None = None
@@ -250,10 +251,11 @@ class Update:
         if not (same and self._gradient_guard is not None and self._gradient_guard.passes(present)):
             pointers = active = None
             if layouts is not None and len(gradients) == len(self.weights):
-                pointers = layouts.pointers(gradients, own, before=self.references)
+                before = self._references or []
+                pointers = layouts.pointers(gradients, own, None, before)
                 if pointers is None:
                     active = [gradient is not None for gradient in gradients]
-                    pointers = None if all(active) else layouts.pointers(gradients, own, active, self.references)
+                    pointers = None if all(active) else layouts.pointers(gradients, own, active, before)
                 same = same or (looks and layouts.are_same)
             if pointers is None or (pointers is not self._pointers and np.bitwise_or.reduce(pointers) & 15):
                 return False
@@ -354,7 +356,8 @@ class Update:
         addresses.append([0 if master is None else master.data_ptr() for master in self.masters])
         starts = np.array(addresses, dtype=np.int64).reshape(len(addresses), len(first))
         sizes = sizes_of(first, [self.weights, gradients, *companions])
-        self._check_room(sizes, gradients, companions)
+        if self.weights:  # else there are no columns of states
+            self._check_room(sizes, gradients, companions)
         keys = group_keys(self.rule, first, starts, self.weights, gradients, self.states, self.masters)
         if self._keys:  # a skipped weight stays in the group where it was
             keys = [old if gradient is None else new for old, new, gradient in zip(self._keys, keys, gradients, strict=True)]
@@ -457,11 +460,13 @@ class Update:
         if type(None) in map(type, self.masters):
             there = [tensor is not None for tensor in tensors]
             tensors, pointers = list(itertools.compress(tensors, there)), list(itertools.compress(pointers, there))
-        if not self._watches_all:
+        if self._numbers is None:
             # Aliases keep their memory if somebody assigns to the original's `.data`. They move only together with their
             # storage, as by share_memory_(), so it is enough to have and to watch one of each storage.
             anchors = one_of_each_storage(tensors, pointers)
             tensors, pointers = list(map(torch.Tensor.detach, anchors)), list(map(torch.Tensor.data_ptr, anchors))
+        else:
+            tensors, pointers = [*tensors, *self._numbers], [*pointers, *map(torch.Tensor.data_ptr, self._numbers)]
         self._watched = [*self.weights, *tensors]
         self._guard = PointerGuard(self._watched, [*addresses[WEIGHT].tolist(), *pointers])
 

@@ -95,7 +95,7 @@ class OwnedPlan(GroupPlan):
             self._new, self._new_masters = [], []
             states = self._match_states(rule)
         self._values = self._values_now()
-        self._tensors = list(chain.from_iterable(map(dict.values, states)))
+        self._tensors = [*chain.from_iterable(map(dict.values, states)), *self.rows.number_tensors()]
         self._guard = PointerGuard(self._tensors)
         wholes, tensors = [member.whole for member in self._members], states_and_masters(rule, states)
         seed, control = optimizer._rounding(self._members[0].group), optimizer._control

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from itertools import compress
 from typing import Any
@@ -109,12 +108,15 @@ class FusedOptimizer(GroupOptimizer):
     @uninterrupted
     def _step(self) -> None:
         plan = self._plan
-        if plan is not None and plan.is_valid():
-            with _NO_CONTEXT if plan.records_nothing else torch.no_grad():  # no_grad takes longer than some kernels
+        if plan is None or not plan.is_valid():
+            self._step_anew()
+        elif plan.records_nothing:  # no_grad takes longer than some kernels
+            plan.prepare(in_place=True)
+            plan.run()
+        else:
+            with torch.no_grad():
                 plan.prepare(in_place=True)
                 plan.run()
-        else:
-            self._step_anew()
 
     @torch.no_grad()
     def _step_anew(self) -> None:
@@ -447,9 +449,6 @@ def _check_computable(optimizer: GroupOptimizer, group: Group, places: Sequence[
                 f"{name_of(group, k)} is on the meta device: move the model to another device, or leave fused out to have "
                 "the states made only"
             )
-
-
-_NO_CONTEXT = nullcontext()
 
 
 @torch.no_grad()

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from ...kernels import Rule, TensorRule, storage
-from ...kernels.guards import PointerGuard
 from ...kernels.language import derivations
 from ...kernels.layouts import is_wrapper
 from ..optimizer.options import STATE_DTYPES, state_device
@@ -155,10 +154,15 @@ class GroupRows(Rows):
         self._stepping: list[Group] = []  # the groups of `_sets`
         self._changes: list[tuple[Any, Numbers]] = []  # the numbers of parameters after the step
 
+    def number_tensors(self) -> list[torch.Tensor]:
+        """Return the tensors in `state` whose memory must stay while these rows are used."""
+        return [tensor for shown in self.tensors.values() for tensor in shown.tensors]
+
     def form(self, rule: Any, number: int | None = None) -> list[tuple[Any, list[float]]]:
         optimizer = self._optimizer
         for shown in self.tensors.values():
-            shown.read()
+            if shown.detached:
+                shown.read()
         basis = [array.tobytes() for array in self._numbers.values()]
         if basis != self._basis:
             self._compare()
@@ -248,14 +252,10 @@ class NumberTensors:
         dtypes: list[Any] = [getattr(tensor, "dtype", None) for tensor in tensors]
         types = {kind: default if kind not in kept or (exact and kind == torch.float32) else kind for kind in set(dtypes)}
         dtype = np.result_type(*map(_COUNTS.__getitem__, types.values()))
-        self.detached: list[int] = []  # the indices of tensors with memory of their own, for `write`
-        self._guard: PointerGuard | None = None  # of the tensors at the last `read`
-        # The numbers after `read`, [n].
         arrays = optimizer._number_arrays if len(types) == 1 else ()
         array = _array_with(tensors, [array for array in arrays if array.dtype == dtype])
         if array is not None:
-            self.array, self._tensors = array, tensors
-            self._own_pointers = list(map(_data_ptr, tensors))
+            self.array, self.tensors = array, tensors
         else:
             values = [
                 number if tensor is None or getattr(tensor, "is_meta", False) else float(tensor)
@@ -263,8 +263,10 @@ class NumberTensors:
             ]
             self.array = np.array(values, dtype=dtype)
             new = tensors_in(self.array)
-            self._own_pointers = list(map(_data_ptr, new))
-            self._tensors = self._put(optimizer, name, rows, new, list(map(types.__getitem__, dtypes)))
+            self.tensors = self._put(optimizer, name, rows, new, list(map(types.__getitem__, dtypes)))
+        own_pointers = self.array.ctypes.data + self.array.itemsize * np.arange(len(self.array))
+        # The indices of tensors with memory of their own.
+        self.detached: list[int] = np.flatnonzero(own_pointers != list(map(_data_ptr, self.tensors))).tolist()
         optimizer._number_arrays = [*optimizer._number_arrays, self.array]
 
     @staticmethod
@@ -285,12 +287,8 @@ class NumberTensors:
         return [row[name] for row in rows]
 
     def read(self) -> None:
-        if self._guard is None or not self._guard.passes(self._tensors):
-            pointers = list(map(_data_ptr, self._tensors))
-            self._guard = PointerGuard(self._tensors, pointers)
-            self.detached = [i for i, pointer in enumerate(self._own_pointers) if pointers[i] != pointer]
-        if self.detached:
-            self.array[self.detached] = [self._tensors[i].item() for i in self.detached]
+        """Read the numbers from tensors with memory of their own into `array`, [n]."""
+        self.array[self.detached] = [self.tensors[i].item() for i in self.detached]
 
     def write(self, changed: Sequence[Any], counted: bool) -> None:
         """Write changed numbers to the tensors with memory of their own; `changed`: their indices in `array`.
@@ -301,7 +299,7 @@ class NumberTensors:
         for rows in changed:
             written[rows] = True
         places = [i for i in self.detached if written[i]]
-        tensors = [self._tensors[i] for i in places]
+        tensors = [self.tensors[i] for i in places]
         if counted and tensors:
             torch._foreach_add_(tensors, 1)
         elif tensors:

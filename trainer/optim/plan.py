@@ -65,7 +65,7 @@ class GroupPlan(StepPlan):
             seed=optimizer._rounding(self._groups[0]),
             grad_scale_and_skip=optimizer._control,
             alike=None if any(masters) else first,
-            watches_all=True,  # users may offload states, which gives them other memory
+            numbers=self.rows.number_tensors(),  # users may offload these and states, which gives them other memory
         )
         if self.sharded:
             shards.join_shards(update, self._parameters)

@@ -161,12 +161,12 @@ class Adam(FusedOptimizer, torch.optim.Adam):
 
     def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
         lr, (beta1, beta2), t = float(group["lr"]), map(float, group["betas"]), int(numbers["step"])
+        root = math.sqrt(1.0 - beta2**t)
         return {
-            "lr": lr * bias_correction(beta1, beta2, t),
+            "lr": lr * (root / (1.0 - beta1**t)),
             "beta1": beta1,
             "beta2": beta2,
-            # torch adds epsilon to the corrected root; here the learning rate has the correction
-            "epsilon": group["eps"] * math.sqrt(1.0 - beta2**t),
+            "epsilon": group["eps"] * root,  # torch adds it to the corrected root; here the learning rate has the correction
             **_decay(group, lr),
         }
 

@@ -120,6 +120,8 @@ def _describe(table, tensors, before, how):
     address; COMPARE_PRESENT None, at address 0.
     """
     n, known, moved = table[COUNT], call_long(table[SIZE], (before,)), 0
+    if call_long(table[SIZE], (tensors,)) != n:
+        return 0
     others = OTHERS if known < n else 0
     at = FIRST + n
     for i in range(n):
@@ -289,7 +291,11 @@ class Layouts:
         n = len(tensors)
         self._n, self._table = n, _table(n, room=sum(3 + 2 * tensor.dim() for tensor in tensors))
         self._at, self._now = self._table.ctypes.data, self._table[FIRST : FIRST + n]
-        if not self._describe(tensors, RECORD):
+        try:
+            plain = _run_describe(self._at, list(tensors), _NOTHING, RECORD)
+        except Exception:
+            plain = 0
+        if not plain:
             raise ValueError("a tensor is special")
         self._addresses = self._now.copy()
 
@@ -301,7 +307,12 @@ class Layouts:
         `some`: None may stand for a tensor, with the address 0. `before`: references to the tensors of the last call. The
         result is None if a layout differs, or one of these tensors is there again at another address.
         """
-        found = self._describe(tensors, COMPARE_PRESENT if some else COMPARE, before)
+        if type(tensors) is not list or type(before) is not list:
+            tensors, before = list(tensors), list(before)
+        try:
+            found = _run_describe(self._at, tensors, before, COMPARE_PRESENT if some else COMPARE)
+        except Exception:  # any kind, as torch's
+            found = 0
         if not found:
             self._now[:] = self._addresses  # some have been overwritten
             return None
@@ -311,17 +322,10 @@ class Layouts:
 
     def are_in_place(self, tensors: Sequence[Any]) -> bool:
         """Return whether these tensors have the layouts and addresses of those that were recorded."""
-        return bool(self._describe(tensors, KEEP))
-
-    def _describe(self, tensors: Sequence[Any], how: int, before: Sequence[Any] = _NOTHING) -> int:
-        if len(tensors) != self._n:
-            return 0
-        if type(tensors) is not list or type(before) is not list:
-            tensors, before = list(tensors), list(before)
         try:
-            return _run_describe(self._at, tensors, before, how)
+            return _run_describe(self._at, tensors if type(tensors) is list else list(tensors), _NOTHING, KEEP) != 0
         except Exception:  # any kind, as torch's
-            return 0
+            return False
 
 
 class Members:
