@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import compress
@@ -126,7 +125,7 @@ class FusedOptimizer(GroupOptimizer):
                 "the captured function has changed parameters, states or options: it must do the same at every call"
             )
         self.refuse_flattened()
-        rows = [(parameter, copy.copy(row)) for parameter, row in self.state.items()]
+        rows = [(parameter, row.copy()) for parameter, row in self.state.items()]
         try:
             self._plan = Plans(self)
             if self._only_makes_states():

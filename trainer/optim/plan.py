@@ -128,10 +128,9 @@ class GroupPlan(StepPlan):
         columns = [[row.get(key) for row in rows] for key in keys]
         for key, column in zip(keys, columns, strict=True):
             # torch's SGD has sparse momentum for sparse gradients
-            if not {None if state is None else state.layout for state in column} <= {None, torch.strided}:
-                for i, state in enumerate(column):
-                    if state is not None and state.layout != torch.strided:
-                        column[i] = rows[i][key] = state.to_dense()
+            for i, state in enumerate(column):
+                if state is not None and state.layout != torch.strided:
+                    column[i] = rows[i][key] = state.to_dense()
         first = first_alike(self._weights, *columns, also=list(map(id, self._groups)))
         of_kind = {i: optimizer._master_dtype(self._groups[i], self._weights[i]) for i in set(first)}
         masters = [of_kind[i] for i in first]
