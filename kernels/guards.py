@@ -43,20 +43,20 @@ def look_in_use() -> Any:
 
 
 class _Guard:
-    """Base class of guards that have what they remember once more for `look`, in `_compiled`; False if it cannot have it."""
+    """Base class of guards that have what they remember once more for `look`, in `compiled`; False if it cannot have it."""
 
-    _compiled: Any = None
+    compiled: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_compiled": None}  # it has addresses of its own memory
+        return vars(self) | {"compiled": None}  # it has addresses of its own memory
 
     def _compile(self, name: str, *objects: Any) -> None:
-        """Make `_compiled`, a class of `look`, once that is in use."""
-        if self._compiled is None and (look := look_in_use()) is not None:
+        """Make `compiled`, a class of `look`, once that is in use."""
+        if self.compiled is None and (look := look_in_use()) is not None:
             try:
-                self._compiled = getattr(look, name)(*objects)
+                self.compiled = getattr(look, name)(*objects)
             except ValueError:
-                self._compiled = False
+                self.compiled = False
 
 
 class PointerGuard(_Guard):
@@ -73,8 +73,8 @@ class PointerGuard(_Guard):
         self._strides = [tensors[i].stride() for i in self._multidimensional]
 
     def passes(self, tensors: Sequence[torch.Tensor]) -> bool:
-        if self._compiled:
-            return self._compiled.are_in_place(tensors)
+        if self.compiled:
+            return self.compiled.are_in_place(tensors)
         try:
             unmoved = list(map(_data_ptr, tensors)) == self._pointers and list(map(_nbytes, tensors)) == self._bytes
             passed = unmoved and [tensors[i].stride() for i in self._multidimensional] == self._strides
@@ -93,8 +93,8 @@ class MemberGuard(_Guard):
         self._members = self._now()
 
     def passes(self) -> bool:
-        if self._compiled:
-            return self._compiled.are_same()
+        if self.compiled:
+            return self.compiled.are_same()
         now = self._now()
         passed = len(now) == len(self._members) and all(map(operator.is_, now, self._members))
         if passed:
@@ -117,11 +117,6 @@ class GradLayouts(_Guard):
         self.are_same = False  # whether the last call, if compiled, found the very gradients of `before`
         self._single = list(compress(range(len(gradients)), map((1).__eq__, map(_numel, gradients))))
 
-    @property
-    def is_compiled(self) -> bool:
-        """Whether new gradients are recognized as fast as those that were there before."""
-        return bool(self._compiled)
-
     def compile(self, gradients: Sequence[torch.Tensor]) -> None:
         """Recognize gradients faster from now on, if that is possible; these have been recognized."""
         self._compile("Layouts", gradients)
@@ -142,9 +137,9 @@ class GradLayouts(_Guard):
         if own != self._own:
             return None
         pointers = None
-        if not self._compiled:
+        if not self.compiled:
             pointers = self._pointers(gradients, present, before)
-        elif (found := self._compiled.addresses(gradients, present is not None, before)) is not None:
+        elif (found := self.compiled.addresses(gradients, present is not None, before)) is not None:
             pointers, self.are_same = found
         # Autograd keeps a view with the negative bit only if its strides are the weight's. Such a view shows the imaginary
         # parts of complex numbers, which have gaps between them, so it has one element.
@@ -152,7 +147,7 @@ class GradLayouts(_Guard):
             return None
         if self._single and any(gradients[i] is not None and gradients[i].is_neg() for i in self._single):
             return None
-        if present is None and self._compiled is None:
+        if present is None and self.compiled is None:
             self.compile(gradients)
         return pointers
 

@@ -245,7 +245,7 @@ class Update:
         if not own and [weight.dtype for weight in self.weights] != [key[1] for key in self._keys]:
             return False
         layouts = self._layouts
-        looks = layouts is not None and layouts.is_compiled and not self.zero_grads  # at all that there is to see
+        looks = layouts is not None and bool(layouts.compiled) and not self.zero_grads  # new ones are as fast
         same = not looks and self._are_bound(gradients, own)
         present = gradients if self.active is None else _present(gradients)
         if not (same and self._gradient_guard is not None and self._gradient_guard.passes(present)):
@@ -261,7 +261,7 @@ class Update:
                 return False
             if not (looks and same and pointers is self._pointers and active == self.active):
                 self._take(gradients, own, same, pointers, active)
-        elif layouts is not None and self.active is None:
+        elif layouts is not None and self.active is None and self._gradient_guard.compiled:
             layouts.compile(gradients)
         self._bound_gradients = gradients
         return True
