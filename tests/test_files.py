@@ -28,7 +28,7 @@ posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX files")
 
 
 def _sweep(value=1.0):
-    axes = {"wd": (0.0, 0.5), "seed": (0, 1)}
+    axes = {"wd": (0.0, 0.5), "seeds": (0, 1)}
     rng = np.random.default_rng(1)
     weights = {"0.weight": torch.full((2, 2, 3), value), "1.bias": torch.arange(4.0).view(2, 2)}
     return Sweep(axes, rng.random((2, 2, 5), np.float32), 5, {"loss": rng.random((2, 2))}, weights)
