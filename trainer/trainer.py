@@ -11,7 +11,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -511,22 +511,35 @@ class Trainer:
                 anew, since the optimizer, such as Prodigy, keeps numbers of all parameters together; or a store has the
                 states in parts (`dist_sync` with `update_on_kvstore=True`) or elsewhere.
         """
+        return self._load(state_dict, strict, settings, self._sync.all_or_none)
+
+    def _load(
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool,
+        settings: str,
+        all_or_none: Callable[[], AbstractContextManager[None]],
+    ) -> serialization.Loaded | None:
+        """Do what `load_state_dict` does, with the checks in contexts that `all_or_none` returns."""
         loaded = None
-        if not serialization.check_fit(strict, settings):
-            state_dict, loaded = self._fitted(state_dict, settings)
-        scaling = state_dict.get("loss_scaler") if isinstance(state_dict, Mapping) else None
-        if scaling is not None:
-            if self._loss_scaler is None:
-                raise ValueError(
-                    "saved state has a loss scaler, this trainer has none: call tristep.amp.init_trainer(trainer) before"
-                )
-            self._loss_scaler.check(scaling)
-        if isinstance(state_dict, Mapping):
-            serialization.check_residuals(self._names, self._params, state_dict.get("residuals", {}))
-            serialization.check_buckets(state_dict)
+        if not serialization.check_fit(strict, settings) and not self._is_alone:
+            self._start()
+        with all_or_none():
+            if not strict:
+                state_dict, loaded = self._fitted(state_dict, settings)
+            scaling = state_dict.get("loss_scaler") if isinstance(state_dict, Mapping) else None
+            if scaling is not None:
+                if self._loss_scaler is None:
+                    raise ValueError(
+                        "saved state has a loss scaler, this trainer has none: call tristep.amp.init_trainer(trainer) before"
+                    )
+                self._loss_scaler.check(scaling)
+            if isinstance(state_dict, Mapping):
+                serialization.check_residuals(self._names, self._params, state_dict.get("residuals", {}))
+                serialization.check_buckets(state_dict)
         if not self._is_alone:
             self._start()
-        self._sync.restore(state_dict)
+        self._sync.restore(state_dict, all_or_none())
         if scaling is not None:
             self._loss_scaler.load_state_dict(scaling)
         if loaded is not None:
@@ -534,9 +547,7 @@ class Trainer:
         return loaded
 
     def _fitted(self, state_dict: Mapping[str, Any], settings: str) -> tuple[dict[str, Any], serialization.Loaded]:
-        """Return what of a state fits, for `load_state_dict`, and the names; refuse states that are not whole and here."""
-        if not self._is_alone:
-            self._start()
+        """Return what of a state fits, for `_load`, and the names; refuse states that are not whole and here."""
         if self._sync.updates and not self._sync.inside:
             raise ValueError(
                 "strict=False where the store has the states in parts or in another process: load them with "
@@ -584,8 +595,10 @@ class Trainer:
             ...     found = trainer_of("new_head").load_states(os.path.join(folder, "states"), strict=False)
             states: loaded: 1, 'body'; start anew: 1, 'new_head'; saved but not used: 1, 'head'
         """
+        with self._sync.all_or_none():
+            state = serialization.read(fname, mapped=True)
         load = partial(self.load_state_dict, strict=strict, settings=settings)
-        return serialization.load_read(load, serialization.read(fname, mapped=True), f"fname={str(fname)!r}")
+        return serialization.load_read(load, state, f"fname={str(fname)!r}")
 
     @uninterrupted
     def resume(
@@ -607,7 +620,8 @@ class Trainer:
             With `strict=False` also `weights` and `states`, the names that were loaded, start anew or were not used.
 
         Raises:
-            ValueError: the checkpoint does not fit this trainer, or none can be read; nothing has been changed.
+            ValueError: the checkpoint does not fit this trainer, none can be read, or processes have different ones; nothing
+                has been changed.
             RuntimeError: it is called inside `averaged_weights`; nothing has been changed.
         """
         self._refuse_averaged("resume()")

@@ -23,6 +23,7 @@ from rank_training import weights_of
 from torch import nn
 
 import tristep
+from tristep import CheckpointManager
 from tristep.kvstore import CollectiveStore
 from tristep.trainer.kvstore.buckets import GradientBuckets
 from tristep.trainer.utils import distributed
@@ -359,6 +360,97 @@ def test_nan_on_one_rank_is_nan_on_all_or_leaves_the_step_out_on_all(processes, 
     for kind in ("2bit", "int8", "topk"):
         first, second = processes(2).run(_not_a_number, update, {}, {"type": kind})
         np.testing.assert_array_equal(first, second)
+
+
+# ---- what one rank cannot load ----------------------------------------------------------------------------------------
+
+LOADS = {
+    "load_states": lambda trainer, net, folder, saved: trainer.load_states(folder / "states"),
+    "load_state_dict": lambda trainer, net, folder, saved: trainer.load_state_dict(saved["states"]),
+    "load_float32_weights": lambda trainer, net, folder, saved: trainer.load_float32_weights(saved["weights"]),
+    "resume": lambda trainer, net, folder, saved: trainer.resume(folder / "run", net),
+    "manager": lambda trainer, net, folder, saved: CheckpointManager(folder / "run", trainer, net).resume(),
+    "store": lambda trainer, net, folder, saved: saved["store"].load_optimizer_states(folder / "store"),
+}
+# What is wrong with what one rank loads, by which method, with words of its error.
+UNLOADABLE = [
+    ("missing", "load_states store", "no such file"),
+    ("missing", "load_state_dict", "format None"),
+    ("missing", "load_float32_weights", "lacks"),
+    ("missing", "resume", "no such file"),
+    ("missing on rank 0", "resume", "rank 0 has no checkpoint there, rank 1 has step-0000000001"),
+    ("damaged", "load_states resume manager store", "damaged"),
+    ("damaged", "load_state_dict", "saved state lacks"),
+    ("damaged", "load_float32_weights", "dense tensor"),
+    ("of another model", "load_states load_state_dict load_float32_weights store", "shape"),
+    ("of another training", "manager", "another checkpoint than rank 0's"),
+]
+
+
+def _save_for_loads(folder, wrong):
+    """Save a short training of one process for all of `LOADS`; return what is loaded from memory."""
+    width, size = (17, 4) if wrong == "of another model" else (16, 3)
+    net, store = _net(width), tristep.kvstore.create("local")
+    trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.05, "momentum": 0.9}, engine="eager")
+    _steps(net, trainer, 0, 1, 1, 0)
+    store.init("w", torch.ones(size))
+    store.set_optimizer(tristep.optimizer.SGD(momentum=0.9))
+    store.push("w", torch.ones(size))
+    saved = {"states": trainer.state_dict(), "weights": trainer.float32_weights()}
+    folder.mkdir()
+    if wrong.startswith("missing"):
+        return {"states": {}, "weights": {}}
+    trainer.save_states(folder / "states")
+    store.save_optimizer_states(folder / "store")
+    with CheckpointManager(folder / "run", trainer, net) as manager:
+        manager.save()
+    if wrong == "damaged":
+        for path in (folder / "states", folder / "store", *folder.rglob("*.safetensors")):
+            os.truncate(path, path.stat().st_size - 1)
+        return {"states": {"format": saved["states"]["format"]}, "weights": dict.fromkeys(saved["weights"], 1.0)}
+    return saved
+
+
+def _unloadable(update, folder):
+    """What methods raise where one rank cannot load, and whether training goes on as if nobody had tried."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    wrongs = ["", *dict.fromkeys(wrong for wrong, *_ in UNLOADABLE)]
+    saved = {wrong: _save_for_loads(folder / f"{wrong} {rank}", wrong) for wrong in wrongs}
+    dist.barrier()
+    net = _net()
+    _steps(net, _trainer(net, update), 0, 3, ranks)
+    expected, found = weights_of(net), []
+    for wrong, methods, _ in UNLOADABLE:
+        for k, method in enumerate(methods.split()):
+            begun = k % 2  # how many steps there are before, and another rank in turn
+            net, odd = _net(), (rank + k) % 2 == (0 if wrong == "missing on rank 0" else 1)
+            trainer = _trainer(net, update)
+            _steps(net, trainer, 0, begun, ranks)
+            store = CollectiveStore(group=trainer._sync.group)
+            store.init("w", torch.zeros(3))
+            store.set_optimizer(tristep.optimizer.SGD(momentum=0.9))
+            which = wrong if odd else ""
+            try:
+                LOADS[method](trainer, net, folder / f"{which} 0", saved[which] | {"store": store})
+                text = "nothing"
+            except (ValueError, TypeError, FileNotFoundError) as error:
+                text = str(error)
+            _steps(net, trainer, begun, 3, ranks)
+            found.append((wrong, method, odd, text, np.array_equal(weights_of(net), expected) and not store._updater.state))
+    return found
+
+
+@WAYS
+def test_what_one_rank_cannot_load_is_an_error_on_all_and_changes_nothing(processes, update, tmp_path):
+    words = {(wrong, method): text for wrong, methods, text in UNLOADABLE for method in methods.split()}
+    for rank, found in enumerate(processes(2).run(_unloadable, update, tmp_path)):
+        assert len(found) == len(words)
+        for wrong, method, odd, text, unchanged in found:
+            case = (rank, method, wrong, text)
+            assert words[wrong, method] in text, case
+            named = not odd and wrong != "missing on rank 0"
+            assert text.startswith(f"rank {1 - rank} of 2 cannot load, and nothing has been changed") == named, case
+            assert unchanged, case
 
 
 # ---- killed processes ------------------------------------------------------------------------------------------------

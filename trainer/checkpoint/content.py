@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
@@ -32,8 +33,12 @@ class Trainer(Protocol):
     @property
     def replicas(self) -> list[Replica]: ...
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], *, strict: bool = True, settings: str = "file"
+    def _load(
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool,
+        settings: str,
+        all_or_none: Callable[[], AbstractContextManager[None]],
     ) -> Loaded | None: ...
 
 
@@ -60,9 +65,6 @@ class Ranks:
     def gather(self, value: Any) -> list[Any]:
         return [value] if self.alone else distributed.all_gather_objects(value, self._group)
 
-    def from_first(self, value: Any) -> Any:
-        return value if self.alone else distributed.broadcast_object(value, self._group)
-
     def largest(self, value: int) -> int:
         if self.alone:
             return value
@@ -73,6 +75,11 @@ class Ranks:
     def wait(self) -> None:
         if not self.alone:
             distributed.barrier(self._group)
+
+    def all_or_none(self) -> AbstractContextManager[None]:
+        """As `GradientSync.all_or_none`, also with DistributedDataParallel."""
+        device = self._trainer.replicas[0].params[0].device
+        return nullcontext() if self.alone else distributed.all_or_none(self._group, device)
 
 
 class Training:
@@ -110,11 +117,12 @@ class Training:
             ],
         }
 
-    def load(self, content: Content, ranks: Ranks, strict: bool = True, settings: str = "file") -> Checkpoint:
-        """Load a checkpoint, and return its description. All checks come first, and the random generators are set last.
+    def check(self, content: Content, ranks: Ranks, strict: bool, settings: str) -> Callable[[], Checkpoint]:
+        """Return a function that loads a checkpoint and returns its description; it sets the random generators last.
 
-        If it is of another training, raise ValueError; nothing has been changed. Warn if the states of other objects, or
-        random numbers, are not restored. `strict` and `settings` are those of `Trainer.resume`.
+        Raise ValueError if weights, buffers or other objects' states are of another training. The returned function checks
+        the trainer's states before it changes anything. Warn if the states of other objects, or random numbers, are not
+        restored. `strict` and `settings` are those of `Trainer.resume`.
         """
         model, weights = content.model, None
         saved = content.ranks[ranks.rank if ranks.rank < len(content.ranks) else 0]
@@ -155,28 +163,33 @@ class Training:
         for each, state in zip(self._stateful, saved["stateful"], strict=False):  # as many, or none of them here
             if callable(check := getattr(each, "check_state_dict", None)):
                 check(state)
-        load = partial(self._trainer.load_state_dict, strict=strict, settings=settings)
-        loaded = load_read(load, content.states, f"checkpoint={str(content.about.path)!r}")
-        with torch.no_grad():
-            for _, mine, tensor in pairs:
-                mapping.copy(mine[_once(mine)], tensor[_once(mine)])
-        for modules, states in zip(self._extra, extras, strict=True):
-            for name, module in modules.items():
-                if name in states:
-                    module.set_extra_state(states[name])
-        for each, state in zip(self._stateful, saved["stateful"], strict=False):
-            each.load_state_dict(state)
-        if is_known:
-            set_random_state(randoms)
-        else:
-            warnings.warn(
-                f"the checkpoint is of {len(content.ranks)} processes with {len(saved['buffers'])} replicas, here are "
-                f"{ranks.count} with {len(replicas)}, or other GPUs: random numbers go on otherwise than they would have",
-                stacklevel=5,
-            )
-        if weights is not None:
-            announce("weights and buffers", weights)
-        return content.about._replace(weights=weights, states=loaded)
+
+        def load() -> Checkpoint:
+            load_states = partial(self._trainer._load, strict=strict, settings=settings, all_or_none=ranks.all_or_none)
+            loaded = load_read(load_states, content.states, f"checkpoint={str(content.about.path)!r}")
+            with torch.no_grad():
+                for _, mine, tensor in pairs:
+                    mapping.copy(mine[_once(mine)], tensor[_once(mine)])
+            for modules, states in zip(self._extra, extras, strict=True):
+                for name, module in modules.items():
+                    if name in states:
+                        module.set_extra_state(states[name])
+            for each, state in zip(self._stateful, saved["stateful"], strict=False):
+                each.load_state_dict(state)
+            if is_known:
+                set_random_state(randoms)
+            else:
+                warnings.warn(
+                    f"the checkpoint is of {len(content.ranks)} processes with {len(saved['buffers'])} replicas, here are "
+                    f"{ranks.count} with {len(replicas)}, or other GPUs: random numbers go on otherwise than they "
+                    "would have",
+                    stacklevel=5,
+                )
+            if weights is not None:
+                announce("weights and buffers", weights)
+            return content.about._replace(weights=weights, states=loaded)
+
+        return load
 
     def _has_shape(self, name: str, saved: torch.Tensor) -> bool:
         """Return whether there is a weight or buffer of this name, and of this shape if its shape is known yet."""
@@ -207,18 +220,31 @@ def resume(
 ) -> Checkpoint:
     """Do what `Trainer.resume` does, also for other objects with a `state_dict`."""
     check_fit(strict, settings)
-    training, ranks = Training(trainer, net, stateful), Ranks(trainer)
-    path = absolute_path("folder", folder)
-    if path.exists() and not path.is_dir():
-        raise NotADirectoryError(f"folder={str(folder)!r}: this is a file, it must be a folder of checkpoints")
-    content = newest(path)
+    ranks = Ranks(trainer)
+    with ranks.all_or_none():
+        training, path = Training(trainer, net, stateful), absolute_path("folder", folder)
+        if path.exists() and not path.is_dir():
+            raise NotADirectoryError(f"folder={str(folder)!r}: this is a file, it must be a folder of checkpoints")
+        content = newest(path)
     name = None if content is None or content.about.path is None else content.about.path.name
-    chosen = ranks.from_first(name)  # not its path, as each process may have the folder elsewhere
+    # Not its path, as each process may have the folder elsewhere.
+    found = ranks.gather((name, None if content is None else content.identity))
+    chosen, identity = found[0]
     if chosen is None:
+        if other := next((f"rank {rank} has {each}" for rank, (each, _) in enumerate(found) if each is not None), None):
+            raise ValueError(
+                f"folder={str(folder)!r}: rank 0 has no checkpoint there, {other}: all must read the same folder"
+            )
         return Checkpoint()
-    if content is None or name != chosen:
-        content = read_checkpoint(path if path.name == chosen and is_checkpoint(path) else path / chosen)
-    return training.load(content, ranks, strict, settings)
+    with ranks.all_or_none():
+        if content is None or name != chosen:
+            content = read_checkpoint(path if path.name == chosen and is_checkpoint(path) else path / chosen)
+        if content.identity != identity:
+            raise ValueError(
+                f"folder={str(folder)!r}: its {chosen} is another checkpoint than rank 0's: all must read the same folder"
+            )
+        load = training.check(content, ranks, strict, settings)
+    return load()
 
 
 def _modules(trainer: Trainer, net: Any) -> list[torch.nn.Module]:

@@ -61,6 +61,7 @@ class Content(NamedTuple):
     model: dict[str, torch.Tensor]  # weights and buffers by name
     states: dict[str, Any]  # what `Trainer.state_dict` returned
     ranks: list[dict[str, Any]]  # for each process what `Training.collect` returned
+    identity: str | None = None  # the random id of its files; None before they are written
 
 
 class Claim:
@@ -207,11 +208,12 @@ def read_checkpoint(path: Path) -> Content:
     with files.contents("checkpoint", path / _MODEL, _PART):
         of_model, model = _read(path / _MODEL, mapped=True)
     states = state.read(path / _STATES, mapped=True)
-    if not (header.get(_IDENTITY) == of_model.get(_IDENTITY) == states.pop(_IDENTITY, None) is not None):
+    identity = header.get(_IDENTITY)
+    if not (identity == of_model.get(_IDENTITY) == states.pop(_IDENTITY, None) is not None):
         raise ValueError(
             f"checkpoint={str(path)!r}: its files are of different checkpoints, as after a copy that was mixed up"
         )
-    return Content(about, model, states, ranks)
+    return Content(about, model, states, ranks, identity)
 
 
 def write_checkpoint(folder: Path, content: Content) -> Checkpoint:

@@ -33,7 +33,8 @@ def load_float32_weights(replicas: Sequence[Replica], sync: GradientSync, optimi
     """Set weights and masters from `float32_weights`; the implementation of `Trainer.load_float32_weights`."""
     first = replicas[0]
     dtypes = _master_dtypes(first.params, optimizer)
-    check_weights(dict(zip(first.names, first.params, strict=True)), weights)
+    with sync.all_or_none():
+        check_weights(dict(zip(first.names, first.params, strict=True)), weights)
     for replica in replicas:
         rows = zip(replica.names, replica.params, dtypes, strict=True)
         parts = [parts_of(param.detach(), weights[name], dtype) for name, param, dtype in rows]

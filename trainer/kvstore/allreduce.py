@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from ...kernels import streams
-from .. import serialization
 from ..compression import CompressedAllReduce, check_float32, create_compressor, wait_all
 from ..optimizer import Optimizer
 from ..optimizer.multi import parts_of
@@ -34,6 +33,8 @@ class CollectiveStore(LocalStore):
     Every method except `pull` is to be called on all ranks with the same keys. `init` stores rank 0's value. `push` sums
     each rank's list, then the ranks' sums; the total replaces the stored value or goes to the updater, on every rank alike.
     A call with a list of keys sends one message for each dtype. Values stay on the device of each key's first value.
+    `load_optimizer_states` changes nothing on any rank if one cannot load its file: the others raise a ValueError that
+    names it.
 
     Args:
         type: "dist", "dist_sync" or "dist_device_sync", which mean the same.
@@ -114,35 +115,16 @@ class CollectiveStore(LocalStore):
         if failure is not None:
             raise RuntimeError(f"rank 0 could not save the optimizer's states: {failure}")
 
-    def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Load a file that `save_optimizer_states` wrote, on every rank.
-
-        Raises:
-            RuntimeError: no optimizer has been set.
-            FileNotFoundError: this rank has no such file; nothing has been changed on any rank.
-            ValueError: the file is damaged or does not fit the stored values or the optimizer, or another rank cannot read
-                it; nothing has been changed on any rank.
-        """
-        optimizer_updater(self._updater)
-        failure: Exception | None = None
-        try:
-            serialization.read(fname)
-        except (ValueError, FileNotFoundError) as error:
-            failure = error
-        answers = distributed.all_gather_objects(failure and str(failure), self.group)
-        if failure is not None:
-            raise failure
-        for rank, answer in enumerate(answers):
-            if answer is not None:
-                raise ValueError(f"rank {rank} cannot load the optimizer's states: {answer}")
-        super().load_optimizer_states(fname)
-
     def barrier(self) -> None:
         """Wait until every rank has called this method."""
         distributed.barrier(self.group)
 
     def __repr__(self) -> str:
         return f"CollectiveStore({self.type!r}, rank {self.rank} of {self.num_workers}, {len(self._values)} keys)"
+
+    def _all_or_none(self) -> AbstractContextManager[None]:
+        device = next((value.device for value in self._values.values()), torch.device("cpu"))
+        return distributed.all_or_none(self.group, device)
 
     def _sums(self, keys: Sequence[Key], values: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         for key, tensors in zip(keys, values, strict=True):
@@ -295,6 +277,9 @@ class AllReduceSync(ReplicasSync):
 
     def end_save(self) -> None:
         distributed.barrier(self.group)
+
+    def all_or_none(self) -> AbstractContextManager[None]:
+        return distributed.all_or_none(self.group, self._replica.params[0].device)
 
     def sum_state(self) -> dict[str, Any]:
         if self._buckets is None or not self._buckets.buckets:

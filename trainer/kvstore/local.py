@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -215,11 +216,17 @@ class LocalStore(KVStore):
             ValueError: the file is damaged, or of other keys, shapes or another optimizer; nothing has been changed.
         """
         updater, keys = optimizer_updater(self._updater), list(self._values)
-        saved = serialization.read(fname, mapped=True)
-        serialization.restore(updater, list(map(str, keys)), list(self._values.values()), saved, keys)
+        with self._all_or_none():
+            saved = serialization.read(fname, mapped=True)
+        checks = self._all_or_none()
+        serialization.restore(updater, list(map(str, keys)), list(self._values.values()), saved, keys, checks)
 
     def __repr__(self) -> str:
         return f"LocalStore({self.type!r}, {len(self._values)} keys)"
+
+    def _all_or_none(self) -> AbstractContextManager[None]:
+        """As `GradientSync.all_or_none`."""
+        return nullcontext()
 
     def _use(self, updater: Callable[..., None]) -> None:
         self._values = {key: _dense(value) for key, value in self._values.items()}  # to be changed in place

@@ -163,13 +163,20 @@ class GradientSync:
         states = self.state_dict() if self.updates else serialization.collect(replica.updater, replica.names, replica.params)
         return states | self.sum_state()
 
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Check and load what `collect` returned."""
+    def all_or_none(self) -> AbstractContextManager[None]:
+        """Return a context manager for checks of what all processes load: where one refuses it, all raise an error.
+
+        Processes that do not take their steps together only raise their own errors.
+        """
+        return nullcontext()
+
+    def restore(self, saved: Mapping[str, Any], checks: AbstractContextManager[None]) -> None:
+        """Check and load what `collect` returned; without an update by the store, the checks are made inside `checks`."""
         if self.updates:
             self.load_state_dict(saved)
         else:
             for replica in self._replicas:
-                serialization.restore(replica.updater, replica.names, replica.params, saved)
+                serialization.restore(replica.updater, replica.names, replica.params, saved, checks=checks)
         self.load_sum_state(saved)
         for replica in self._replicas:
             replica.counts = replica.host_state = None  # the optimizer's again

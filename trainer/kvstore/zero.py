@@ -173,7 +173,7 @@ class ZeroSync(AllReduceSync):
             param if not self._cuts and i in mine else torch.empty_like(param, device="cpu")
             for i, param in enumerate(self._live.params)
         ]
-        serialization.restore(whole, self._names, stand_ins, state)
+        serialization.restore(whole, self._names, stand_ins, state, checks=self.all_or_none())
         present = {i: piece for i, piece in mine.items() if i in whole.state}
         if self._cuts:
             self.updater.state = {i: self._piece_of(whole.state[i], piece) for i, piece in present.items()}

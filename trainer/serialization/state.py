@@ -6,7 +6,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, TypeVar
 
 import torch
@@ -94,33 +94,34 @@ def restore(
     params: Sequence[torch.Tensor],
     saved: Mapping[str, Any],
     indices: Sequence[Index] | None = None,
+    checks: AbstractContextManager[None] | None = None,
 ) -> None:
     """Load the result of `collect`, or raise if it does not fit; then nothing has been changed. Arguments are as there.
 
-    Tensors of a mapped file are copied into states of the same form.
+    Tensors of a mapped file are copied into states of the same form. Inside `checks`, a context, nothing is changed yet.
     """
-    check_form(saved)
     optimizer = updater.optimizer
-    check(optimizer, names, params, saved)
     indices = range(len(names)) if indices is None else indices
-    present = {name: updater.state[i] for i, name in zip(indices, names, strict=True) if i in updater.state}
-    states: dict[str, Any] = {}
     changes, overwritten = [], list[tuple[torch.Tensor, torch.Tensor]]()
-    for part, part_state in shares(optimizer, names, saved):
-        settings = part_state["settings"]
-        # How states are stored is the trainer's own choice, for masters if there are any in both.
-        converted = settings.get("multi_precision") and part.multi_precision
-        stays = ("state_dtype", "state_device", *(("multi_precision",) if converted else ()))
-        restored = {name: value for name, value in settings.items() if name not in stays}
-        own_schedules = {LR: part.lr_scheduler, **part.schedules}
-        schedules, attributes = {}, list[tuple[Any, dict[str, Any]]]()
-        for name, each in saved_schedules(part, part_state).items():
-            schedules[name], values = _saved_schedule(name, own_schedules.get(name), each)
-            attributes.append((schedules[name], values))
-            _warn_of_end(name, own_schedules.get(name), schedules[name], saved["num_update"])
-        restored |= {LR: schedules.pop(LR), "_schedules": schedules}
-        changes.append((part, restored, attributes))
-        states |= _saved_states(part, dict(zip(names, params, strict=True)), part_state, present, overwritten)
+    states: dict[str, Any] = {}
+    with nullcontext() if checks is None else checks:
+        check(optimizer, names, params, saved)
+        present = {name: updater.state[i] for i, name in zip(indices, names, strict=True) if i in updater.state}
+        for part, part_state in shares(optimizer, names, saved):
+            settings = part_state["settings"]
+            # How states are stored is the trainer's own choice, for masters if there are any in both.
+            converted = settings.get("multi_precision") and part.multi_precision
+            stays = ("state_dtype", "state_device", *(("multi_precision",) if converted else ()))
+            restored = {name: value for name, value in settings.items() if name not in stays}
+            own_schedules = {LR: part.lr_scheduler, **part.schedules}
+            schedules, attributes = {}, list[tuple[Any, dict[str, Any]]]()
+            for name, each in saved_schedules(part, part_state).items():
+                schedules[name], values = _saved_schedule(name, own_schedules.get(name), each)
+                attributes.append((schedules[name], values))
+                _warn_of_end(name, own_schedules.get(name), schedules[name], saved["num_update"])
+            restored |= {LR: schedules.pop(LR), "_schedules": schedules}
+            changes.append((part, restored, attributes))
+            states |= _saved_states(part, dict(zip(names, params, strict=True)), part_state, present, overwritten)
     for part, settings, attributes in changes:
         part.set_together(settings, True)
         for schedule, values in attributes:

@@ -13,7 +13,8 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -203,6 +204,29 @@ def check_same(what: str, described: Mapping[str, str], group: Any, device: torc
         f"ranks differ: {what} number {k} is {texts[0]} on rank 0 and {texts[1]} on rank {rank} (of {len(first)} and "
         f"{len(other)}): all ranks must have the same, in the same order"
     )
+
+
+@contextmanager
+def all_or_none(group: Any, device: torch.device) -> Iterator[None]:
+    """Raise on all ranks if the block fails on one: its own error there, elsewhere ValueError with that rank's message.
+
+    All ranks must enter it, and the block must call no collectives, for which a rank that has failed would be missing.
+    Without a failure one number is exchanged. `device`: one that the backend supports.
+    """
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    failed = torch.tensor([float(failure is not None)], device=device)
+    all_reduce(failed, dist.ReduceOp.MAX, group)
+    if not failed.item():
+        return
+    texts = all_gather_objects(None if failure is None else f"{type(failure).__name__}: {failure}", group)
+    if failure is not None:
+        raise failure
+    rank, text = next((rank, text) for rank, text in enumerate(texts) if text is not None)
+    raise ValueError(f"rank {rank} of {len(texts)} cannot load, and nothing has been changed on any rank; it says {text}")
 
 
 def all_reduce_coalesced(tensors: Sequence[torch.Tensor], group: Any) -> list[torch.Tensor]:
