@@ -418,7 +418,7 @@ class Trainer:
     def load_float32_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Set the weights and masters of all replicas, rounded to their dtypes; optimizer states and counts stay.
 
-        With a dist store every process must call this, with the same weights.
+        With a dist store every process must call this, with the same weights; if one refuses them, all raise an error.
 
         Args:
             weights: for each parameter's name a floating-point tensor of its shape, as `float32_weights` returns them.
@@ -492,6 +492,10 @@ class Trainer:
 
         Multipliers, which belong to the parameters, stay. Residuals of gradient compression are dropped if this trainer does
         not compress, and summed and divided equally if it has fewer replicas.
+
+        With `dist_sync` every process must call this; if one refuses its state, the others raise a ValueError that names it,
+        and nothing has been changed in any. In other trainers, with DistributedDataParallel too, a process knows of itself
+        only.
 
         Args:
             state_dict: the result of `state_dict`.
@@ -572,7 +576,8 @@ class Trainer:
 
         All of the file is checked first. Then states are copied, part by part, from the file into those that exist, if these
         have the same form, so that no second copy of them is needed; tensors of a former `state_dict()` then change, too, as
-        they do at a step. No other program may write to the file meanwhile; to replace it by renaming is fine.
+        they do at a step. No other program may write to the file meanwhile; to replace it by renaming is fine. With several
+        processes as `load_state_dict`.
 
         Args:
             fname: the file.
@@ -606,7 +611,8 @@ class Trainer:
     ) -> Checkpoint:
         """Restore the newest complete checkpoint of a `CheckpointManager`, with the states of random-number generators.
 
-        It warns of newer checkpoints that cannot be read.
+        It warns of newer checkpoints that cannot be read. With `dist_sync` and DistributedDataParallel every process must
+        call this, and reads the newest that rank 0 can read; if one cannot load it, all raise an error.
 
         Args:
             folder: a folder of checkpoints, or one checkpoint. If it is empty or missing, nothing is changed.

@@ -110,3 +110,30 @@ def test_states_saved_under_ddp_are_those_of_the_module_inside(processes, tmp_pa
         optimizer.step()
     for name, weight in _weights(whole).items():
         np.testing.assert_allclose(_weights(alone)[name], weight, rtol=1e-10)
+
+
+def _resumed_with_another_optimizer(folder):
+    """The error on each rank where rank 1 has another optimizer than the checkpoint."""
+    net = DistributedDataParallel(_net())
+    trainer = tristep.Trainer(net, "sgd", {"momentum": 0.9})
+    with tristep.CheckpointManager(folder, trainer, net) as manager:
+        _backward(net, _batch(0))
+        trainer.step(1)
+        manager.save()
+    dist.barrier()
+    other = DistributedDataParallel(_net())
+    trainer, before = tristep.Trainer(other, ("sgd", "adam")[dist.get_rank()]), _weights(other)
+    with pytest.raises(ValueError, match="of optimizer 'sgd', this trainer has 'adam'") as caught:
+        trainer.resume(folder, other)
+    for name, weight in _weights(other).items():
+        np.testing.assert_array_equal(weight, before[name])
+    assert trainer.optimizer.num_update == 0
+    return str(caught.value)
+
+
+def test_a_checkpoint_that_one_rank_refuses_is_resumed_by_none(processes, tmp_path):
+    first, second = processes(2).run(_resumed_with_another_optimizer, str(tmp_path))
+    assert first.startswith(
+        "rank 1 of 2 cannot load, and nothing has been changed on any rank; it says ValueError: saved state"
+    )
+    assert second.startswith("saved state is of optimizer")

@@ -255,7 +255,8 @@ class FusedOptimizer(GroupOptimizer):
         """Load groups and states, as in torch, but without a conversion of states to the parameters' dtypes.
 
         Options of the groups become the saved ones, `state_dtype` too; a group keeps its own if the saved group has none.
-        `state_device` is a group's own.
+        `state_device` is a group's own. All ranks with shards (DTensor) must load; as in torch, they do not exchange
+        errors.
 
         Args:
             state_dict: the result of `state_dict`, of this class or of torch's class with the same name.
