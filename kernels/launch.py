@@ -17,7 +17,7 @@ import torch
 
 from . import storage, streams
 from .guards import Reference
-from .language import Rule, TensorRule
+from .language import Rule, StagedRule, TensorRule
 from .layouts import compute_dtype, dense_strides, same_order
 from .metrics import MetricsBuffer
 from .parts import Parts
@@ -275,8 +275,11 @@ class Launch:
             local: Any = self.grad_scale_and_skip
             if local is not self._given_scale_and_skip:  # the given tensor is on another device
                 local.copy_(self._given_scale_and_skip, non_blocking=True)
-            if self.multiplies_on_host:
-                self.hyper[:, 0] *= local.numpy()[0]
+            self.multiply_on_host()
+
+    def multiply_on_host(self) -> None:
+        if self.multiplies_on_host and self.grad_scale_and_skip is not None:
+            self.hyper[:, 0] *= self.grad_scale_and_skip.numpy()[0]
 
     def begin(self, hyper: np.ndarray | list[float]) -> None:
         """Write hyper-parameters and fill the dense copies, before reductions and rule."""
@@ -355,7 +358,8 @@ def group_keys(
             weight.dtype,
             weight.dtype if gradient is None else gradient.dtype,
             (*(state.dtype for state in states[i][: len(rule.state)]), None if master is None else master.dtype),
-            is_aligned or isinstance(rule_of_shape, TensorRule),  # torch takes any address
+            # torch takes any address
+            is_aligned or (isinstance(rule_of_shape, TensorRule) and not isinstance(rule_of_shape, StagedRule)),
             rule_of_shape,
             in_matrices(rule, weight, states[i][: len(rule.state)]),
         )

@@ -463,7 +463,7 @@ class Trainer:
         Raises:
             TypeError: `fn` is not callable.
             ValueError: an optimizer with a rule of whole tensors other than Muon and NorMuon, or these with an option that
-                changes the rule, such as clip_norm; an engine other than triton on a GPU; a trainer with telemetry.
+                changes the rule, such as ema_decay; an engine other than triton on a GPU; a trainer with telemetry.
             RuntimeError: several replicas of the model, or a store.
 
         Source: `torch.cuda.graph`.

@@ -13,23 +13,21 @@ from typing import Any
 import torch
 
 from ...kernels import TensorRule, tensor_rule
-from ...kernels.rules.common import limited
 from ...kernels.rules.muon import (
     Orthogonalization,
     adamw_of_vectors,
     block_rows,
-    blocks_of,
-    direction_of,
-    evened,
+    direction,
+    evening,
     is_elementwise,
-    joined,
     matrix_shape,
     moved,
     muon_cost,
     muon_shapes,
     normuon_shapes,
-    orthogonal,
     orthogonal_cost,
+    orthogonalized,
+    row_squares,
     step_ratio,
 )
 
@@ -97,20 +95,39 @@ def dion2_cost(
 
 
 def _accumulated(
-    g: torch.Tensor, mean: torch.Tensor, one_minus_momentum: float, of_gradient: float, of_mean: float
+    w: torch.Tensor, g: torch.Tensor, mean: torch.Tensor, numbers: tuple[float, float, float, float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the direction of which a part is orthogonalized, and the momentum before that part of it decays."""
-    mean = mean.add(g, alpha=one_minus_momentum)
-    return direction_of(g, mean, of_gradient, of_mean), mean
+    clip, *shares = numbers
+    of_step, (mean,) = direction(w, g, (mean,), (clip, 1.0, *shares))
+    return of_step, mean
+
+
+def _orthogonal(parts: Sequence[torch.Tensor], how: Orthogonalization, epsilon: float) -> list[torch.Tensor]:
+    """Return each of these stacks, [n, rows, columns], orthogonalized; those of one shape are computed together."""
+    results: dict[int, torch.Tensor] = {}
+    for shape in dict.fromkeys(part.shape for part in parts):
+        members = [k for k, part in enumerate(parts) if part.shape == shape]
+        stack = parts[members[0]] if len(members) == 1 else torch.cat([parts[k] for k in members])
+        together = orthogonalized(stack, how.triples, epsilon, how.gram, how.dtype)
+        results |= zip(members, together.split(shape[0]), strict=True)
+    return [results[k] for k in range(len(parts))]
+
+
+def _moved(
+    w: torch.Tensor, steps: Sequence[torch.Tensor], ratios: Sequence[float], lr: float, decay: float, how: Any, split: int
+) -> torch.Tensor:
+    """Return the weights after steps of their blocks, whose learning rates are multiplied by the ratios."""
+    rows = zip(how.blocks(w, split), steps, ratios, strict=True)
+    return how.joined([moved(block, step.to(w.dtype), (), (lr, decay, ratio))[0] for block, step, ratio in rows], w, split)
 
 
 def _decayed(
     mean: torch.Tensor, selections: Sequence[Selection], how: Orthogonalization, split: int, momentum: float
 ) -> torch.Tensor:
     """Return the momentum with all selected rows and columns multiplied by `momentum`."""
-    blocks = zip(blocks_of(mean, how, split), selections, strict=True)
-    decayed, _ = joined([each.decayed(block, momentum) for block, each in blocks], [1.0], mean, how, split)
-    return decayed
+    blocks = zip(how.blocks(mean, split), selections, strict=True)
+    return how.joined([each.decayed(block, momentum) for block, each in blocks], mean, split)
 
 
 @tensor_rule(
@@ -132,14 +149,14 @@ def dion2(w, g, state, hyper, *, how=Orthogonalization(), fraction=FRACTION):  #
     """
     mean, var = state
     lr, decay, clip, momentum, one_minus_momentum, of_gradient, of_mean, epsilon, scale, split = hyper
-    direction, mean = _accumulated(limited(g, clip), mean, one_minus_momentum, of_gradient, of_mean)
-    blocks = blocks_of(direction, how, int(split))
+    of_step, mean = _accumulated(w, g, mean, (clip, one_minus_momentum, of_gradient, of_mean))
+    blocks = how.blocks(of_step, int(split))
     selections = [Selection(block, fraction) for block in blocks]
-    parts = orthogonal([each.of(block) for each, block in zip(selections, blocks, strict=True)], how, epsilon)
+    parts = _orthogonal([each.of(block) for each, block in zip(selections, blocks, strict=True)], how, epsilon)
     ratios = [step_ratio(block, scale) for block in blocks]
     steps = [each.spread(part) for each, part in zip(selections, parts, strict=True)]
-    step, ratio = joined(steps, ratios, w, how, int(split))
-    return moved(w, step, lr * ratio, decay), (_decayed(mean, selections, how, int(split), momentum), var)
+    w = _moved(w, steps, ratios, lr, decay, how, int(split))
+    return w, (_decayed(mean, selections, how, int(split), momentum), var)
 
 
 @tensor_rule(
@@ -162,21 +179,22 @@ def nordion2(w, g, state, hyper, *, how=Orthogonalization(), fraction=FRACTION):
         lr, decay, clip, momentum, one_minus_momentum, of_gradient, of_mean, epsilon, scale, split, row_beta,
         one_minus_row_beta,
     ) = hyper  # fmt: skip
-    direction, mean = _accumulated(limited(g, clip), mean, one_minus_momentum, of_gradient, of_mean)
-    blocks = blocks_of(direction, how, int(split))
+    of_step, mean = _accumulated(w, g, mean, (clip, one_minus_momentum, of_gradient, of_mean))
+    blocks = how.blocks(of_step, int(split))
     selections = [Selection(block, fraction, by_rows=True) for block in blocks]
-    parts = orthogonal([each.of(block) for each, block in zip(selections, blocks, strict=True)], how, epsilon)
-    parts = [part.to(w.dtype) for part in parts]
-    rows = list(blocks_of(row, how, int(split)))
+    parts = _orthogonal([each.of(block) for each, block in zip(selections, blocks, strict=True)], how, epsilon)
+    rows = list(how.blocks(row, int(split)))
     steps = []
     for k, (part, each) in enumerate(zip(parts, selections, strict=True)):
-        new = (row_beta * each.of(rows[k])).add_(part.square().mean(dim=-1, keepdim=True), alpha=one_minus_row_beta)
-        steps.append(each.spread(evened(part, new, scale)))
+        squares, columns = row_squares(part), part.shape[-1]
+        new = (row_beta * each.of(rows[k])).add_(squares, alpha=one_minus_row_beta / columns)
+        part *= evening(squares, new, columns, scale)
+        steps.append(each.spread(part))
         rows[k] = each.into(rows[k], new)
-    row, _ = joined(rows, [1.0], row, how, int(split))
     ratios = [1.0 if scale else step_ratio(block, 0.0) for block in blocks]
-    step, ratio = joined(steps, ratios, w, how, int(split))
-    return moved(w, step, lr * ratio, decay), (_decayed(mean, selections, how, int(split), momentum), var, row)
+    w = _moved(w, steps, ratios, lr, decay, how, int(split))
+    row = how.joined(rows, row, int(split))
+    return w, (_decayed(mean, selections, how, int(split), momentum), var, row)
 
 
 @cache

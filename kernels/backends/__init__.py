@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..language import Rule, TensorRule
+from ..language import Rule, StagedRule, TensorRule
 from ..messages import instance, one_of
 
 __all__ = [
@@ -106,10 +106,11 @@ def _warn(device: torch.device, problem: str) -> None:
 def engine_for(rule: Rule | TensorRule, device: torch.device, asked: str | None, in_order: bool = True) -> str:
     """Return `choose_engine`, but "eager" for a rule of whole tensors and for tensors that are not `in_order`.
 
-    Only torch finds the rows of matrices in any order of elements.
+    Only torch finds the rows of matrices in any order of elements. Of a staged rule the elementwise parts run on the engine.
     """
     chosen = choose_engine(device, asked)
-    return "eager" if isinstance(rule, TensorRule) or not in_order else chosen
+    whole = isinstance(rule, TensorRule) and not isinstance(rule, StagedRule)
+    return "eager" if whole or not in_order else chosen
 
 
 def computed_by(engine: str | None, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -123,6 +124,10 @@ def computed_by(engine: str | None, function: Callable[..., Any], *arguments: An
 
 def launch_class(engine: str, whole: bool = False) -> Any:
     # Imported here, because backends that are not used should cost nothing.
+    if whole and engine != "eager":
+        from .staged import StagedLaunch
+
+        return StagedLaunch
     if engine == "triton":
         from .triton.launch import TritonLaunch
 

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 
 from .. import storage, streams
-from ..graphs import for_all_steps
+from ..graphs import current_recording
+from ..language import StagedRule
 from ..launch import Launch, itself
 from ..layouts import widest
 from ..metrics import MetricsBuffer
 from ..transforms.limited import factor_of
 from . import computed_by
-from .triton.upload import CAPTURED, Uploader
+from .triton.upload import CAPTURED
 
 TILE = 65536  # elements; on a CPU, a rule's temporaries of this size stay in its caches
 ALONE = 16384  # elements; torch divides longer sums among threads, and the number of threads would affect the result
@@ -74,6 +75,7 @@ class _TorchLaunch(Launch):
     """The common part of the eager launches of elementwise rules and of rules of whole tensors."""
 
     looks_at_tensors = True
+    _recordable = False  # whether a recorded graph reads its numbers from the device
     _metric_totals: MetricTotals | None = None
 
     @staticmethod
@@ -81,14 +83,9 @@ class _TorchLaunch(Launch):
         return TILE
 
     def write_hyper(self, hyper: np.ndarray | list[float]) -> None:
-        if not self._for_graph and streams.is_capturing(self.device):
+        if not (self._recordable and current_recording.get()) and streams.is_capturing(self.device):
             raise RuntimeError(CAPTURED)
         super().write_hyper(hyper)
-
-    @property
-    def _for_graph(self) -> bool:
-        """Whether numbers are read from the device, as a graph must read them."""
-        return False
 
     def compute_with_metric(self, into: MetricsBuffer, rows: np.ndarray) -> None:
         self._metric_totals = MetricTotals(into, self)
@@ -318,29 +315,6 @@ class EagerLaunch(_TorchLaunch):
 class WholeLaunch(_TorchLaunch):
     """Runs a rule of whole tensors, one tensor after the other; stacks small tensors of equal shape and hyper-parameters."""
 
-    _upload: Uploader | None = None
-
-    @property
-    def _for_graph(self) -> bool:
-        return bool(self.rule.on_device) and for_all_steps.get()
-
-    def upload(self) -> None:
-        if self._for_graph and self._upload is None:
-            self._upload = Uploader(self)
-        if self._upload is not None:
-            self._upload()
-
-    def graph_form(self) -> Any:
-        """Return the stacks of tensors, and for each the numbers that are not read from the device."""
-        if self.storage.stochastic:
-            raise RuntimeError(
-                f"tensor rule {self.rule.name!r} with stochastic rounding: its random numbers are drawn with keys from the "
-                "host, which a CUDA graph would never update; round to nearest, or do not capture its steps"
-            )
-        kept = [1 + k for k, name in enumerate(self.rule.own_hyper) if name not in self.rule.on_device]
-        active = [i for i, gradient in enumerate(self.gradients) if gradient is not None and self.sizes[i]]
-        return [(members, self.hyper[members[0], kept].tobytes()) for members in self._members(active)]
-
     def _prepare(self) -> None:
         # By shape, whether the rule left a copy of the gradient unchanged; only then it gets later gradients without a copy.
         self._leaves_gradients: dict[torch.Size, bool] = {}
@@ -355,6 +329,12 @@ class WholeLaunch(_TorchLaunch):
         # Split masters and stochastic rounding store each tensor by itself.
         at_random = self.storage.stochastic and not self.storage.codes_only
         self._stores_each = at_random or self.storage.master not in (storage.MasterKind.NONE, storage.MasterKind.FULL)
+
+    def _random_bits(self, i: int, start: int, value: torch.Tensor, slot: int) -> torch.Tensor:
+        if not isinstance(self.rule, StagedRule) or slot < len(self.rule.state):
+            return super()._random_bits(i, start, value, slot)
+        low, high = other_key(self.hyper[i, -2:]).tolist()  # the weight is rounded in the last stage, which has no states
+        return storage.random_bits(low, high, torch.arange(value.numel(), device=self.device)).view(value.shape)
 
     def run_reduction(self, stage: int) -> None:
         """Run a global reduction, which for these rules depends on the gradients only, limited as earlier ones say."""
@@ -371,28 +351,27 @@ class WholeLaunch(_TorchLaunch):
 
     @torch.no_grad()
     def compute_ahead(self) -> None:
-        self.upload()
         self._ahead = None
-        self._ahead = list(self._steps())
+        self._ahead = list(self._steps(self._active_rows()))
 
     @torch.no_grad()
     def compute(self) -> None:
-        self.upload()
-        steps, self._ahead = self._steps() if self._ahead is None else self._ahead, None
+        steps, self._ahead = self._steps(self._active_rows()) if self._ahead is None else self._ahead, None
         for members, *results in steps:
             self._keep_stack(members, *results)
         if self.zero_grads:
             self.zero_gradients()
 
-    def _steps(self) -> Iterator[tuple[Any, ...]]:
-        """Yield for each stack of tensors its indices, and what `_stepped` returns."""
-        gradients = [None if bound is None else bound() for bound in self.gradients]
-        active = [i for i, gradient in enumerate(gradients) if gradient is not None and self.sizes[i]]
-        for members in self._members(active):
-            yield members, *self._stepped(members, [gradients[i] for i in members])
+    def _active_rows(self) -> list[int]:
+        """Return the indices of the tensors that have elements and a gradient."""
+        return [i for i, gradient in enumerate(self.gradients) if gradient is not None and self.sizes[i]]
 
-    def _members(self, active: list[int]) -> list[list[int]]:
-        return self._stacks(active) if self.rule.batched else [[i] for i in active]
+    def _steps(self, active: list[int]) -> Iterator[tuple[Any, ...]]:
+        """Yield for each stack of these tensors its indices, and what `_stepped` returns."""
+        bound: list[Any] = self.gradients
+        gradients = {i: bound[i]() for i in active}
+        for members in self._stacks(active) if self.rule.batched else [[i] for i in active]:
+            yield members, *self._stepped(members, [gradients[i] for i in members])
 
     def _stepped(self, members: list[int], gradients: list[Any]) -> tuple[torch.Tensor, Any, Any, torch.Tensor, list[Any]]:
         """Return the old weight, the gradient, the old states, and the new weight and states of a stack of tensors."""
@@ -400,13 +379,13 @@ class WholeLaunch(_TorchLaunch):
         weights = [self.weights[i].detach() for i in members]
         masters = None if self.masters is None else [self.masters[i] for i in members]
         read = weights if masters is None else list(map(storage.combined, weights, masters))
-        rescale, hyper = self._factor(members[0]), self._numbers(members[0])
+        rescale, hyper = self._factor(members[0]), self.hyper[members[0], 1 : self.width].tolist()
         one = len(members) == 1
         make = _only if one else torch.stack
         g = make(gradients).to(self.dtype)
         if scale_and_skip is not None:  # decompositions raise for non-finite values
             g = torch.where(scale_and_skip[1] != 0, torch.zeros_like(g), g * rescale)
-        elif self._for_graph or rescale != 1.0:  # allocating a large tensor costs more than computing with it
+        elif rescale != 1.0:  # allocating a large tensor costs more than computing with it
             g = g * rescale
         old = tuple(make([self._read(i, k) for i in members]) for k in range(len(self.states[0])))
         before = make(read).to(self.dtype)
@@ -427,25 +406,6 @@ class WholeLaunch(_TorchLaunch):
         if scale_and_skip is not None:
             w = _chosen(scale_and_skip, before, w)
         return before, g, old, w, list(new)
-
-    def _factor(self, i: int) -> Any:
-        if not self._for_graph:
-            return super()._factor(i)
-        rescale = self._on_device(i)[0]
-        return rescale if self.grad_scale_and_skip is None else self.grad_scale_and_skip[0].to(self.dtype) * rescale
-
-    def _numbers(self, i: int) -> list[Any]:
-        """Return the hyper-parameters of a tensor; for a graph some are on the device."""
-        numbers: list[Any] = self.hyper[i, 1 : self.width].tolist()
-        if self._for_graph:
-            row = self._on_device(i)
-            for k in map(self.rule.hyper.index, self.rule.on_device):
-                numbers[k] = row[1 + k]
-        return numbers
-
-    def _on_device(self, i: int) -> tuple[torch.Tensor, ...]:
-        assert self._upload is not None
-        return self._upload.hyper.view(self.hyper.shape)[i].double().unbind()
 
     def _keep_stack(
         self, members: list[int], before: torch.Tensor, g: Any, old: Any, w: torch.Tensor, new: list[Any]
@@ -530,6 +490,11 @@ class WholeLaunch(_TorchLaunch):
             most = max(1, limit.stack // self._temporaries[group[0]])
             stacks += [group[start : start + most] for start in range(0, len(group), most)]
         return stacks
+
+
+def other_key(halves: np.ndarray) -> np.ndarray:
+    """Return both halves of another key, for the last stage of a staged rule."""
+    return 0xFFFF - halves
 
 
 def _mean_over(scope: str, value: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from .ops import OPS, tl
 from .reduction import Reduction, reduction
 from .rule import Limit, Rule, rule
 from .shaped_rule import ShapedRule, rule_by_shape
+from .staged_rule import StagedRule, staged_rule
 from .tensor_rule import TensorRule, tensor_rule
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Reduction",
     "Rule",
     "ShapedRule",
+    "StagedRule",
     "TensorRule",
     "derivation",
     "derivations",
@@ -31,6 +33,7 @@ __all__ = [
     "reduction",
     "rule",
     "rule_by_shape",
+    "staged_rule",
     "tensor_rule",
     "tl",
 ]

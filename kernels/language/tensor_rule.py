@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -27,7 +28,6 @@ def tensor_rule(
     full_precision: Sequence[str] = (),
     nonnegative: Sequence[str] = (),
     never_raises: bool = False,
-    on_device: Sequence[str] = (),
 ) -> Any:
     """Make an update rule of whole tensors from a function `(w, g, state, hyper) -> (new_w, new_state)` in torch operations.
 
@@ -56,16 +56,12 @@ def tensor_rule(
         nonnegative: names of states that are never negative, so that 8 bits can resolve more values.
         never_raises: whether the function raises for no values of the tensors. Its results are then written at once, and
             a step needs less memory: room for the new values of one tensor, or stack, instead of all. Default: False.
-        on_device: names of hyper-parameters that the function takes as numbers and as float64 tensors without dimensions on
-            the weights' device. With `never_raises`, steps of such a rule can be captured as a CUDA graph, in which these
-            stay adjustable; a change of another number records a new one. The function must not wait for the device.
 
     Returns:
         The `TensorRule`, or, if only keyword arguments are given, a decorator that makes it.
 
     Raises:
-        TypeError: the function has other arguments, a name in `full_precision` or `nonnegative` is no state, or one in
-            `on_device` no hyper-parameter of the function.
+        TypeError: the function has other arguments, or a name in `full_precision` or `nonnegative` is no state.
 
     Example:
         >>> from tristep.kernels import tensor_rule
@@ -74,7 +70,7 @@ def tensor_rule(
         ...     (lr,) = hyper
         ...     return w - lr * g / g.norm(), state
     """
-    how = shapes, batched, cost, elementwise, elementwise_rule, full_precision, nonnegative, None, never_raises, on_device
+    how = shapes, batched, cost, elementwise, elementwise_rule, full_precision, nonnegative, None, never_raises
     return TensorRule(fn, *how) if fn is not None else lambda fn: TensorRule(fn, *how)
 
 
@@ -91,11 +87,9 @@ class TensorRule(OfText):
         full_precision: names of the states that are never stored in low precision.
         nonnegative: names of the states that are never negative.
         never_raises: whether its function raises for no values of the tensors.
-        on_device: names of the hyper-parameters that its function also takes as tensors.
     """
 
     never_raises = False
-    on_device: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     parts: str | None = None
     reductions: tuple[Reduction, ...] = ()
@@ -114,7 +108,6 @@ class TensorRule(OfText):
         nonnegative: Sequence[str] = (),
         options: Mapping[str, Any] | None = None,
         never_raises: bool = False,
-        on_device: Sequence[str] = (),
     ) -> None:
         instance("the function of @tensor_rule", fn, types.FunctionType, "a plain Python function")
         self.fn = fn
@@ -123,7 +116,7 @@ class TensorRule(OfText):
         self.batched = batched
         self.full_precision, self.nonnegative = tuple(full_precision), tuple(nonnegative)
         self._shapes, self._cost, self._elementwise = shapes, cost, (elementwise, elementwise_rule)
-        self._options, self.never_raises, self.on_device = dict(options or {}), never_raises, tuple(on_device)
+        self._options, self.never_raises = dict(options or {}), never_raises
         self._made_by: tuple[Any, ...] | None = None
         self.made_of_it: dict[Any, Any] = {}  # rules made from this one by transforms
         self._defined()
@@ -131,21 +124,13 @@ class TensorRule(OfText):
     def read(self) -> None:
         """Read the attributes from the source text and check them."""
         tree, elementwise_rule = parse_function(self.fn), self.elementwise_rule
-        arguments = [argument.arg for argument in tree.args.args]
-        if len(arguments) != 4:
-            raise TypeError(f"tensor rule {self.name!r} takes ({', '.join(arguments)}): it must be (w, g, state, hyper)")
-        self.state = unpacked_names(tree, arguments[2], may_return=True)
-        self.own_hyper = unpacked_names(tree, arguments[3])
-        check_names(tree, *self.state, *self.own_hyper)
-        check_states_returned(tree, arguments[2], self.state)
+        self._read_arguments(tree)
         self.hyper = tuple(dict.fromkeys((*self.own_hyper, *(elementwise_rule.hyper if elementwise_rule else ()))))
         for argument in ("full_precision", "nonnegative"):
             if unknown := [name for name in getattr(self, argument) if name not in self.state]:
                 raise TypeError(
                     f"{argument}={getattr(self, argument)!r}: tensor rule {self.name!r} has no state {unknown[0]!r}"
                 )
-        if unknown := [name for name in self.on_device if name not in self.own_hyper]:
-            raise TypeError(f"on_device={self.on_device!r}: tensor rule {self.name!r} unpacks no {unknown[0]!r} of hyper")
         self.keys = elementwise_rule.keys if elementwise_rule else ()
         options = [argument.arg for argument in tree.args.kwonlyargs]
         if unknown := [name for name in self._options if name not in options]:
@@ -157,6 +142,16 @@ class TensorRule(OfText):
                 f"elementwise_rule={elementwise_rule!r} of {self.name!r}: its states must be the first ones of "
                 f"({', '.join(self.state)}), and it must have no reductions"
             )
+
+    def _read_arguments(self, tree: ast.FunctionDef) -> None:
+        """Read the names of the states and of the function's hyper-parameters."""
+        arguments = [argument.arg for argument in tree.args.args]
+        if len(arguments) != 4:
+            raise TypeError(f"tensor rule {self.name!r} takes ({', '.join(arguments)}): it must be (w, g, state, hyper)")
+        self.state = unpacked_names(tree, arguments[2], may_return=True)
+        self.own_hyper = unpacked_names(tree, arguments[3])
+        check_names(tree, *self.state, *self.own_hyper)
+        check_states_returned(tree, arguments[2], self.state)
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -216,7 +211,7 @@ class TensorRule(OfText):
         Raises:
             ValueError: the number of returned states, or the shape of a returned tensor, is wrong.
         """
-        new_weight, new_states = self._function(w, g, state, hyper[: self._n_hyper])
+        new_weight, new_states = self._computed(w, g, state, hyper[: self._n_hyper])
         new_states = tuple(new_states)
         if len(new_states) != len(state):
             raise ValueError(f"tensor rule {self.name!r} has returned {len(new_states)} states: it has {len(state)}")
@@ -227,6 +222,9 @@ class TensorRule(OfText):
                     f"shape is {tuple(before.shape)}"
                 )
         return new_weight, new_states
+
+    def _computed(self, w: torch.Tensor, g: torch.Tensor, state: Sequence[torch.Tensor], hyper: Sequence[Any]) -> Any:
+        return self._function(w, g, state, hyper)
 
     def variant(
         self,
@@ -249,12 +247,11 @@ class TensorRule(OfText):
         Raises:
             TypeError: the function has no such keyword-only argument.
         """
-        decides, elementwise_rule = self._elementwise
-        how = shapes or self._shapes, self.batched, cost or self._cost, elementwise or decides, elementwise_rule
-        variant = TensorRule(
-            self.fn, *how, self.full_precision, self.nonnegative, options, self.never_raises, self.on_device
-        )
-        variant._made_by = made_by
+        variant = object.__new__(type(self))
+        vars(variant).update(vars(self))
+        variant._shapes, variant._cost = shapes or self._shapes, cost or self._cost
+        variant._elementwise = elementwise or self._elementwise[0], self.elementwise_rule
+        variant._options, variant._made_by, variant.made_of_it = options, made_by, {}
         variant.read()
         return variant
 

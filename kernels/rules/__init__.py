@@ -9,7 +9,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
-from ..language import Rule, ShapedRule, TensorRule
+from ..language import Rule, ShapedRule, StagedRule, TensorRule
 from .matrix import soap_up_to  # noqa: F401
 from .muon import muon_with, normuon_with  # noqa: F401
 
@@ -36,8 +36,9 @@ _rules = {
 }
 globals().update(_rules)  # after all imports, because some families share their name with a rule
 
-# Left out of `__all__`: gradient codecs, Muon's rule for tensors that are not matrices, rules that another one chooses by
-# shape, and rules with states that depend on each other, for which a step from arbitrary states is meaningless.
+# Left out of `__all__`: gradient codecs, Muon's rule for tensors that are not matrices, rules that another one is made of or
+# chooses by shape, and rules with states that depend on each other, for which a step from any states is meaningless.
 _CHOSEN = {rule.name for shaped in _rules.values() if isinstance(shaped, ShapedRule) for rule in shaped.rules}
+_PARTS = {part.name for rule in _rules.values() if isinstance(rule, StagedRule) for part in (rule.before, rule.after)}
 _NOT_LISTED = {"one_bit", "two_bit", "adamw_of_vectors", "prodigy", "soap"}
-__all__ = sorted(_rules.keys() - _NOT_LISTED - _CHOSEN)
+__all__ = sorted(_rules.keys() - _NOT_LISTED - _CHOSEN - _PARTS)

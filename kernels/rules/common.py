@@ -1,9 +1,5 @@
 """Functions shared by several families of rules: weight decay, clipping and norms."""
 
-import math
-
-import torch
-
 from ..language import jit, reduction, tl
 
 
@@ -49,11 +45,6 @@ def norm_of_both(square, small_square):
 def total_square(w, g, state, hyper):
     """Sum of squares of the gradient over all tensors."""
     return (g * g,)
-
-
-def limited(g: torch.Tensor, clip: float) -> torch.Tensor:
-    """Clamp a tensor to [-clip, clip], for rules of whole tensors; return `g` itself if `clip` is infinite."""
-    return g if clip == math.inf else g.clamp(-clip, clip)
 
 
 @jit

@@ -1,6 +1,6 @@
 """Muon: momentum, orthogonalized by the Newton-Schulz iteration.
 
-The rules are plain torch operations on stacks of tensors of one shape; the first dimension numbers the tensors.
+The iteration is torch operations on stacks of matrices of one shape; what is around it are elementwise rules.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ..backends import asked_engine, choose_engine
-from ..language import TensorRule, rule, tensor_rule
+from ..language import StagedRule, rule, staged_rule
+from ..language.staged_rule import normalized
 from .adam import adamw
-from .common import limited
+from .common import clipped
 from .costs import newton_schulz_cost
 
 Triple = tuple[float, float, float]
@@ -127,6 +128,33 @@ class Orthogonalization(NamedTuple):
     splits: tuple[int | tuple[int, ...] | RowPattern, ...] = ((),)
     dtype: torch.dtype | None = None
 
+    def blocks(self, tensors: torch.Tensor, split: int) -> Sequence[torch.Tensor]:
+        """Split [n, rows, ...] or [n, matrices, rows, columns] into blocks of rows that are orthogonalized separately."""
+        matrices, pattern = matrices_of(tensors, self), self.splits[split]
+        sizes = block_rows(matrices.shape[1], self, split)
+        if isinstance(pattern, RowPattern):
+            matrices = pattern.arranged(matrices)
+        return [matrices] if len(sizes) < 2 else matrices.split(sizes, dim=1)
+
+    def joined(self, blocks: Sequence[torch.Tensor], like: torch.Tensor, split: int) -> torch.Tensor:
+        """Return the blocks of `blocks` in one new tensor, as `like`."""
+        whole, pattern = blocks[0] if len(blocks) == 1 else torch.cat(list(blocks), dim=1), self.splits[split]
+        if isinstance(pattern, RowPattern):
+            whole = pattern.restored(whole)
+        return torch.empty_like(like).copy_(whole.reshape(like.shape))
+
+    def dtype_for(self, matrices: torch.Tensor) -> torch.dtype:
+        """Return the dtype of the iteration's matrices."""
+        return self.dtype or dtype_for(matrices)
+
+    def orthogonal(self, x: torch.Tensor, spare: torch.Tensor | None = None) -> torch.Tensor:
+        """Apply the iteration to stacked matrices with norms of at most 1; see `iterated`."""
+        rows, columns = x.shape[-2:]
+        form = iterated_on_gram if (uses_gram(rows, columns, x.dtype) if self.gram is None else self.gram) else iterated
+        if len(x) > 1:
+            return form(x, self.triples, spare)
+        return form(x[0], self.triples, None if spare is None else spare[0])[None]  # torch multiplies it faster
+
 
 def orthogonalized(
     matrices: torch.Tensor,
@@ -144,18 +172,8 @@ def orthogonalized(
         gram: whether to iterate on the Gram matrix; None means if that saves time and costs no accuracy (`uses_gram`).
         dtype: bfloat16, as its authors use, or float16; None means the one of `dtype_for`.
     """
-    if dtype is None:
-        dtype = dtype_for(matrices)
-    if gram is None:
-        rows, columns = matrices.shape[-2:]
-        gram = uses_gram(rows, columns, dtype)
-    if matrices.device.type == "cpu":
-        x = normalized_on_cpu(matrices, epsilon, dtype, as_torch=dtype == torch.bfloat16 and not gram)
-    else:
-        x = normalized(matrices, epsilon, dtype)
-    if len(x) == 1:  # torch multiplies a large matrix faster outside of a stack
-        x = x[0]
-    return (iterated_on_gram if gram else iterated)(x, triples).view(matrices.shape)
+    how = Orthogonalization(tuple(triples), gram, dtype=dtype)
+    return how.orthogonal(normalized(matrices, epsilon, how.dtype_for(matrices)))
 
 
 def dtype_for(matrices: torch.Tensor) -> torch.dtype:
@@ -174,38 +192,15 @@ def uses_gram(rows: int, columns: int, dtype: torch.dtype) -> bool:
     return 2 * long >= 3 * short if dtype == torch.float16 else long > 2 * short
 
 
-def normalized_on_cpu(matrices: torch.Tensor, epsilon: float, dtype: torch.dtype, as_torch: bool) -> torch.Tensor:
-    """Return new matrices in `dtype`, these over their Frobenius norms; `as_torch` rounds before the division, too."""
-    x = matrices.to(dtype, copy=True, memory_format=torch.contiguous_format) if as_torch else matrices
-    norms = _norms(x)
-    low, high = norms.aminmax()
-    if not 1e-16 < float(low) <= float(high) < 1e18:  # squares may be 0 or infinite in float32; or there is no number
-        norms = _norms(x, dtype=torch.float64).to(x.dtype)
-    norms.clamp_(min=epsilon)
-    return x.div_(norms) if as_torch else (x / norms).to(dtype, memory_format=torch.contiguous_format)
+def iterated(x: torch.Tensor, triples: Sequence[Triple], spare: torch.Tensor | None = None) -> torch.Tensor:
+    """Apply these Newton-Schulz steps to `x`, [(n,) rows, columns] with norms of at most 1.
 
-
-def normalized(matrices: torch.Tensor, epsilon: float, dtype: torch.dtype) -> torch.Tensor:
-    """Return new matrices in `dtype`, these over their Frobenius norms, without a copy in float64 or waiting for a GPU.
-
-    The norms are those of matrices whose largest element is 1, as squares of others may be 0 or infinite in float32.
+    The result is in `x` or in `spare`, another tensor of this shape, and both are overwritten. Default: new memory.
     """
-    largest = _norms(matrices, math.inf).clamp_(min=torch.finfo(matrices.dtype).tiny)
-    x = torch.empty_like(matrices, dtype=dtype, memory_format=torch.contiguous_format)
-    norms = _norms(torch.div(matrices, largest, out=x), dtype=torch.float32) * largest
-    return torch.div(matrices, norms.clamp_(min=epsilon), out=x)
-
-
-def _norms(x: torch.Tensor, order: float = 2.0, dtype: torch.dtype | None = None) -> torch.Tensor:
-    return torch.linalg.vector_norm(x, order, dim=(-2, -1), keepdim=True, dtype=dtype)
-
-
-def iterated(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor:
-    """Apply these Newton-Schulz steps to `x`, [(n,) rows, columns] with norms of at most 1, which is overwritten."""
     multiplied, factors, (gram_of, symmetric) = _multiplied(x), _factors(x), _symmetric(x)
     gram = _gram(x, gram_of)
     # Two tensors take turns as a step's result: allocating a large one costs more than writing to it.
-    square, new = torch.empty_like(gram), torch.empty_like(x)
+    square, new = torch.empty_like(gram), torch.empty_like(x) if spare is None else spare
     for k, (a, b, c) in enumerate(triples):
         if k:
             _gram(x, gram_of, out=gram)
@@ -218,24 +213,26 @@ def iterated(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor:
     return x
 
 
-def iterated_on_gram(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor:
+def iterated_on_gram(x: torch.Tensor, triples: Sequence[Triple], spare: torch.Tensor | None = None) -> torch.Tensor:
     """Apply Newton-Schulz steps to the Gram matrix G of the shorter side and to their product Q, and return Q x.
 
     Zhang et al. (2026), "Gram Newton-Schulz". Rounding makes small eigenvalues of G negative, and the steps amplify them, so
-    G is recomputed before some steps (`restarts_of`).
+    G is recomputed before some steps (`restarts_of`). Memory is used as by `iterated`.
     """
     multiplied, factors, (gram_of, symmetric) = _multiplied(x), _factors(x), _symmetric(x)
     restarts = restarts_of(triples, x.dtype)
     ends = {*(k - 1 for k in restarts), len(triples) - 1}
+    new = torch.empty_like(x) if spare is None else spare
     product = None  # of the steps since G was computed; None for none
     gram = _gram(x, gram_of)
     for k, (a, b, c) in enumerate(triples):
         factor = symmetric(gram, gram, gram, beta=b, alpha=c) if c else b * gram  # less a times the identity
         if k in ends:
             if product is None:  # a plain step: as many operations, and more accurate
-                x = multiplied(x, *factors(factor, x), beta=a)
+                multiplied(x, *factors(factor, x), beta=a, out=new)
             else:
-                x = torch.matmul(*factors(symmetric(product, product, factor, beta=a), x))
+                torch.matmul(*factors(symmetric(product, product, factor, beta=a), x), out=new)
+            x, new = new, x
             if k + 1 < len(triples):
                 product, gram = None, _gram(x, gram_of)
             continue
@@ -302,65 +299,11 @@ def _multiplied(x: torch.Tensor) -> Callable[..., torch.Tensor]:
     return torch.baddbmm if x.dim() == 3 else torch.addmm
 
 
-def blocks_of(tensors: torch.Tensor, how: Orthogonalization, split: int) -> Sequence[torch.Tensor]:
-    """Split [n, rows, ...] or [n, matrices, rows, columns] into the blocks of rows that are orthogonalized separately."""
-    matrices, pattern = matrices_of(tensors, how), how.splits[split]
-    sizes = block_rows(matrices.shape[1], how, split)
-    if isinstance(pattern, RowPattern):
-        matrices = pattern.arranged(matrices)
-    return [matrices] if len(sizes) < 2 else matrices.split(sizes, dim=1)
-
-
 def block_rows(rows: int, how: Orthogonalization, split: int) -> tuple[int, ...]:
     """Return the rows of each block of a matrix of so many rows."""
     blocks = how.splits[split]
     number = blocks.parts(rows) if isinstance(blocks, RowPattern) else blocks
     return (rows // number,) * number if isinstance(number, int) else number or (rows,)
-
-
-def orthogonal(blocks: Sequence[torch.Tensor], how: Orthogonalization, epsilon: float) -> list[torch.Tensor]:
-    """Return each of these stacks, [n, rows, columns], orthogonalized; those of one shape are computed together."""
-    if len(blocks) == 1:
-        return [orthogonalized(blocks[0], how.triples, epsilon, how.gram, how.dtype)]
-    results: dict[int, torch.Tensor] = {}
-    for shape in dict.fromkeys(block.shape for block in blocks):
-        members = [k for k, block in enumerate(blocks) if block.shape == shape]
-        stack = torch.cat([blocks[k] for k in members])
-        together = orthogonalized(stack, how.triples, epsilon, how.gram, how.dtype)
-        results |= zip(members, together.split(shape[0]), strict=True)
-    return [results[k] for k in range(len(blocks))]
-
-
-def joined(
-    blocks: Sequence[torch.Tensor], ratios: Sequence[float], like: torch.Tensor, how: Orthogonalization, split: int
-) -> tuple[torch.Tensor, float]:
-    """Return the blocks of `blocks_of` in one new tensor, as `like`, and the factor that the caller still has to apply.
-
-    Blocks with different ratios are multiplied by them here, and the factor is 1.
-    """
-    if len(set(ratios)) > 1:
-        blocks, ratios = [block * ratio for block, ratio in zip(blocks, ratios, strict=True)], [1.0]
-    whole, pattern = blocks[0] if len(blocks) == 1 else torch.cat(list(blocks), dim=1), how.splits[split]
-    if isinstance(pattern, RowPattern):
-        whole = pattern.restored(whole)
-    return torch.empty_like(like).copy_(whole.reshape(like.shape)), ratios[0]
-
-
-def accumulated(
-    g: torch.Tensor, mean: torch.Tensor, momentum: float, one_minus_momentum: float, of_gradient: float, of_mean: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the direction to orthogonalize and the new momentum."""
-    mean = (momentum * mean).add_(g, alpha=one_minus_momentum)
-    return direction_of(g, mean, of_gradient, of_mean), mean
-
-
-def direction_of(g: torch.Tensor, mean: torch.Tensor, of_gradient: float, of_mean: float) -> torch.Tensor:
-    """Return of_gradient g + of_mean mean, in one pass over the memory if they add up to 1; `mean` itself if it is that."""
-    if of_gradient == 0.0 and of_mean == 1.0:
-        return mean
-    if math.isclose(of_gradient + of_mean, 1.0, rel_tol=1e-6):  # each may be rounded to float32
-        return torch.lerp(g, mean, of_mean)
-    return (of_mean * mean).add_(g, alpha=of_gradient)
 
 
 def step_ratio(block: torch.Tensor, scale: float) -> float:
@@ -406,12 +349,6 @@ def orthogonal_cost(blocks: Sequence[tuple[int, int]], how: Orthogonalization) -
     return sum(newton_schulz_cost(*block, len(how.triples), squares, how.gram) for block in blocks)
 
 
-def moved(w: torch.Tensor, step: torch.Tensor, lr: float | torch.Tensor, decay: float | torch.Tensor) -> torch.Tensor:
-    """Return w - lr step - decay w, computed in the memory of `step`."""
-    step, left = step.mul_(-lr), 1.0 - decay
-    return step.addcmul_(w, left) if isinstance(left, torch.Tensor) else step.add_(w, alpha=left)
-
-
 def is_elementwise(shape: torch.Size, flatten: bool = False) -> bool:
     """Return whether a tensor of this shape is updated elementwise, because it is not a matrix or a stack of matrices."""
     return matrix_shape(shape, flatten) is None
@@ -427,17 +364,33 @@ def adamw_of_vectors(w, g, state, hyper):
     )
 
 
-@tensor_rule(
+@rule
+def direction(w, g, state, hyper):
+    """The momentum, and the direction that is orthogonalized: shares of the gradient and of the momentum."""
+    (mean,) = state
+    clip, momentum, one_minus_momentum, of_gradient, of_mean = hyper
+    g = clipped(g, clip)
+    mean = momentum * mean + one_minus_momentum * g
+    return of_gradient * g + of_mean * mean, (mean,)
+
+
+@rule
+def moved(w, g, state, hyper):
+    """A step along orthogonal matrices, which are the gradient here, and decay."""
+    lr, decay, ratio = hyper
+    return (1.0 - decay) * w - lr * ratio * g, state
+
+
+@staged_rule(
+    before=direction,
+    after=moved,
     shapes=muon_shapes,
-    batched=True,
     cost=muon_cost,
     elementwise=is_elementwise,
     elementwise_rule=adamw_of_vectors,
     nonnegative=("var",),
-    never_raises=True,
-    on_device=("lr", "decay"),
 )
-def muon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never changed
+def muon(x, spare, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never changed
     """Orthogonalized momentum. Jordan et al. (2024). `adamw_of_vectors` updates tensors that are not matrices.
 
     A tensor of three dimensions is a stack of matrices; each is orthogonalized separately, as in the authors' code.
@@ -446,13 +399,8 @@ def muon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never
     sqrt(max(1, rows / columns)) if `scale` is 0, else by scale sqrt(max(rows, columns)); `split` is an index into
     `how.splits`.
     """
-    mean, var = state
-    lr, decay, clip, momentum, one_minus_momentum, of_gradient, of_mean, epsilon, scale, split = hyper
-    direction, mean = accumulated(limited(g, clip), mean, momentum, one_minus_momentum, of_gradient, of_mean)
-    blocks = orthogonal(blocks_of(direction, how, int(split)), how, epsilon)
-    del direction  # so that the step gets its memory
-    step, ratio = joined(blocks, [step_ratio(block, scale) for block in blocks], w, how, int(split))
-    return moved(w, step, lr * ratio, decay), (mean, var)
+    (scale,) = hyper
+    return how.orthogonal(x, spare), step_ratio(x, scale), ()
 
 
 def normuon_shapes(shape: torch.Size, flatten: bool = False) -> dict[str, Any]:
@@ -462,67 +410,64 @@ def normuon_shapes(shape: torch.Size, flatten: bool = False) -> dict[str, Any]:
     return {"var": (0,), "row": (shape[0], 1) if flatten else (*shape[:-1], 1)}
 
 
-def evened(block: torch.Tensor, row: torch.Tensor, scale: float) -> torch.Tensor:
-    """Scale the rows of orthogonalized matrices [n, rows, columns] to equal size, as NorMuon does (alg. 1).
+def row_squares(steps: torch.Tensor) -> torch.Tensor:
+    """Return the sum of squares of each row of 16-bit matrices [n, rows, columns], float32 [n, rows, 1]."""
+    return torch.linalg.vector_norm(steps, dim=-1, keepdim=True, dtype=torch.float32).square_()
+
+
+def evening(squares: torch.Tensor, row: torch.Tensor, columns: int, scale: float) -> torch.Tensor:
+    """Return the factors, [n, rows, 1], that scale the rows of orthogonalized matrices to equal size (NorMuon, alg. 1).
 
     Each row is divided by the root of the running average of its mean square, `row` [n, rows, 1]. Then the whole matrix is
-    scaled to its norm of before, or if `scale` is not 0, to this root mean square.
+    scaled to its norm of before, or if `scale` is not 0, to this root mean square. `squares`: as of `row_squares`.
     """
-    even = block / (row.sqrt() + 1e-10)
-    size = scale * math.sqrt(block[0].numel()) if scale else torch.linalg.matrix_norm(block, keepdim=True)
-    return even.mul_(size / (torch.linalg.matrix_norm(even, keepdim=True) + 1e-10))
+    factors = 1.0 / (row.sqrt() + 1e-10)
+    before, after = (each.sum(dim=-2, keepdim=True).sqrt() for each in (squares, squares * factors.square()))
+    size = scale * math.sqrt(squares[0].numel() * columns) if scale else before
+    return factors * (size / (after + 1e-10))
 
 
-@tensor_rule(
+@staged_rule(
+    before=direction,
+    after=moved,
     shapes=normuon_shapes,
-    batched=True,
     cost=muon_cost,
     elementwise=is_elementwise,
     elementwise_rule=adamw_of_vectors,
     full_precision=("row",),
     nonnegative=("var", "row"),
-    never_raises=True,
-    on_device=("lr", "decay"),
 )
-def normuon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never changed
+def normuon(x, spare, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never changed
     """Muon with an adaptive learning rate for each row. Li et al. (2025), alg. 1, with the hyper-parameters of `muon`.
 
     `row` is the running average of the mean square of each row of the orthogonal matrix. With `scale` 0 the matrix keeps its
     norm, as in the authors' code; else its root mean square becomes `scale`.
     """
-    mean, var, row = state
-    (
-        lr, decay, clip, momentum, one_minus_momentum, of_gradient, of_mean, epsilon, scale, split, row_beta,
-        one_minus_row_beta,
-    ) = hyper  # fmt: skip
-    direction, mean = accumulated(limited(g, clip), mean, momentum, one_minus_momentum, of_gradient, of_mean)
-    blocks = [block.to(w.dtype) for block in orthogonal(blocks_of(direction, how, int(split)), how, epsilon)]
-    del direction  # so that what follows gets its memory
-    squares = [block.square().mean(dim=-1, keepdim=True) for block in blocks]
-    square, _ = joined(squares, [1.0], row, how, int(split))
-    row = (row_beta * row).add_(square, alpha=one_minus_row_beta)
-    rows = blocks_of(row, how, int(split))
-    blocks = [evened(block, own, scale) for block, own in zip(blocks, rows, strict=True)]
-    ratios = [1.0 if scale else step_ratio(block, 0.0) for block in blocks]
-    step, ratio = joined(blocks, ratios, w, how, int(split))
-    return moved(w, step, lr * ratio, decay), (mean, var, row)
+    (row,) = state
+    scale, row_beta, one_minus_row_beta = hyper
+    step = how.orthogonal(x, spare)
+    squares, columns = row_squares(step), step.shape[-1]
+    row = (row_beta * row).add_(squares, alpha=one_minus_row_beta / columns)
+    step *= evening(squares, row, columns, scale)
+    return step, 1.0 if scale else step_ratio(step, 0.0), (row,)
 
 
 @cache
-def muon_with(how: Orthogonalization) -> TensorRule:
+def muon_with(how: Orthogonalization) -> StagedRule:
     """Return the rule `muon` with these settings of the orthogonalization."""
     return _with(muon, muon_with, muon_shapes, how)
 
 
 @cache
-def normuon_with(how: Orthogonalization) -> TensorRule:
+def normuon_with(how: Orthogonalization) -> StagedRule:
     """Return the rule `normuon` with these settings of the orthogonalization."""
     return _with(normuon, normuon_with, normuon_shapes, how)
 
 
-def _with(rule: TensorRule, made_by: Any, shapes: Any, how: Orthogonalization) -> TensorRule:
+def _with(rule: StagedRule, made_by: Any, shapes: Any, how: Orthogonalization) -> StagedRule:
     if how == Orthogonalization():
         return rule
     elementwise = partial(is_elementwise, flatten=how.flatten)
     shapes = partial(shapes, flatten=how.flatten)
-    return rule.variant((made_by, (how,)), shapes, partial(muon_cost, how=how), elementwise, how=how)
+    variant: Any = rule.variant((made_by, (how,)), shapes, partial(muon_cost, how=how), elementwise, how=how)
+    return variant

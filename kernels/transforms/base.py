@@ -9,10 +9,10 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ..language import Function, Limit, Reduction, Rule, ShapedRule, TensorRule, jit
+from ..language import Function, Limit, Reduction, Rule, ShapedRule, StagedRule, TensorRule, jit
 from ..language.codegen import RuleSource, tuple_text
 from ..messages import instance
-from .whole import Around, ComposedTensorRule
+from .whole import Around, ComposedStagedRule, ComposedTensorRule
 
 
 class Made(NamedTuple):
@@ -121,6 +121,9 @@ def transformed(
     if key not in rule.made_of_it:
         if isinstance(rule, ShapedRule):
             rule.made_of_it[key] = rule.transformed(lambda chosen: transform(chosen, *options), how)
+        elif isinstance(rule, StagedRule) and "limit" in whole and not rule.limits:
+            assert around is not None
+            rule.made_of_it[key] = ComposedStagedRule(rule, lambda each: transform(each, *options), how, around, **whole)
         elif isinstance(rule, TensorRule):
             assert around is not None
             inner = rule.elementwise_rule

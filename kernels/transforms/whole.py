@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..language import Limit, Reduction, Rule, TensorRule
+from ..language import Limit, Reduction, Rule, StagedRule, TensorRule
 
 # A function of `step`, w, g, the states by name, the hyper-parameters by name, and the reduction's results, which returns
 # the new w and states. `step(g, **hyper)` takes the rule's step with this gradient and these other hyper-parameters.
@@ -43,7 +43,6 @@ class ComposedTensorRule(TensorRule):
         _ = of.state  # reads all attributes of `of`
         vars(self).update(vars(of))
         self._of, self._made_by, self._around, self.made_of_it = of, how, around, {}
-        self.on_device = ()  # functions around a step take numbers
         self._reduces = reduction is not None
         first = () if elementwise is None else elementwise.state
         self.state = tuple(dict.fromkeys((*first, *of.state, *state)))
@@ -68,3 +67,25 @@ class ComposedTensorRule(TensorRule):
 
         new_w, new_states = self._around(step, w, g, states, values, *sums)
         return new_w, tuple(new_states[name] for name in self.state)
+
+
+class ComposedStagedRule(ComposedTensorRule, StagedRule):
+    """A staged rule whose gradients are multiplied by a factor from the sum of squares of all, on the engine, too.
+
+    Args:
+        of: the staged rule.
+        transform: the transform of its elementwise rules.
+        how, around, **whole: as of `ComposedTensorRule`.
+    """
+
+    def __init__(
+        self,
+        of: StagedRule,
+        transform: Callable[[Rule], Rule],
+        how: tuple[Callable[..., Any], tuple[Any, ...]],
+        around: Around,
+        **whole: Any,
+    ) -> None:
+        elementwise = of.elementwise_rule
+        super().__init__(of, how, around, None if elementwise is None else transform(elementwise), **whole)
+        self.normalized, self.summed = transform(of.normalized), transform(of.summed)

@@ -14,6 +14,7 @@ import pytest
 
 from tristep.kernels import Rule, ShapedRule, rules
 from tristep.kernels.backends import has_numba
+from tristep.kernels.language import StagedRule
 
 pytest.importorskip("triton", reason="Triton has builds for Linux only")
 if not has_numba():
@@ -235,8 +236,8 @@ result = [
 ]
 """
 MOST_SECTORS = 1.15  # of what memory must move at least
-# Each warp loads all numbers of a tensor, which are many here beside 10 bytes an element.
-MORE_SECTORS = {("lars", "bfloat16"): 1.23}
+# Each warp loads all numbers of a tensor: of lars many beside 10 bytes an element, of a staged rule in three kernels.
+MORE_SECTORS = {("lars", "bfloat16"): 1.23, **{(name, dtype): 1.25 for name in ("muon", "normuon") for dtype in DTYPES}}
 # With more than two sums a thread has four elements, which are 8 bytes in 16 bits, as they are beside wider types.
 FOUR_EACH = ("lars",)
 WIDE, CONVOLUTION, PATCHES, ONES, HUNDRED, ODD = (
@@ -254,10 +255,8 @@ MORE_SECTORS_OF_SHAPES = {
     HUNDRED: {"bfloat16": 1.3},
     ODD: {"float32": 1.35, "bfloat16": 1.45},
 }
-WALKED = [name for name in rules.__all__ if isinstance(getattr(rules, name), Rule | ShapedRule)]
-TYPED = [
-    (name, dtype, WIDE if isinstance(getattr(rules, name), ShapedRule) else (2**14,)) for name in WALKED for dtype in DTYPES
-]
+WALKED = [name for name in rules.__all__ if isinstance(getattr(rules, name), Rule | ShapedRule | StagedRule)]
+TYPED = [(name, dtype, (2**14,) if isinstance(getattr(rules, name), Rule) else WIDE) for name in WALKED for dtype in DTYPES]
 TYPED += [
     (name, dtype, shape)
     for shape in (CONVOLUTION, PATCHES, ONES, HUNDRED, ODD)
@@ -282,6 +281,35 @@ def test_warps_touch_few_sectors_and_threads_access_16_bytes(name, dtype, shape,
     assert set(widths["4"]) <= {16} | by_element
     assert set(widths["2"]) <= by_element | ({8, 16} if widths["4"] or name in FOUR_EACH else {16})
     assert divisions < 0.1  # of an element: in a loop they would be an eighth
+
+
+STAGED = """
+import torch
+from gpu_emulator.driver import install
+from tristep import Trainer
+
+emulator, (name, dtype, options) = install(), arguments
+param = torch.nn.Parameter(torch.randn(128, 512).to(getattr(torch, dtype)))
+trainer = Trainer([param], name, options, engine="triton")
+param.grad = torch.randn_like(param)
+emulator.launches.clear()
+trainer.step(1)
+result = sum(sum(launch.memory.footprint().values()) for launch in emulator.launches) / param.numel()
+"""
+
+
+@pytest.mark.parametrize("name", ["muon", "normuon"])
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [("float32", {}), ("float32", {"clip_norm": 1.0}), ("bfloat16", {}), ("bfloat16", {"state_dtype": "bfloat16"})],
+    ids=str,
+)
+def test_bytes_around_the_products_of_matrices_are_those_of_the_docs(name, dtype, options, emulated):
+    """Beside what torch's operations read and write."""
+    found = emulated.run(STAGED, [name, dtype, options])
+    option = "".join(f"`{key}={value!r}`" for key, value in options.items())
+    text = (TESTS.parent / "docs" / "gpu.md").read_text(encoding="utf-8")
+    assert f"| {dtype}{', ' * bool(option)}{option} | {found:.0f} |" in text
 
 
 SMOKE = """

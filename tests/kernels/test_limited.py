@@ -153,7 +153,7 @@ def test_copies_of_limited_rules_and_what_is_refused():
     with pytest.raises(ValueError, match="'adam_limited' needs the norm over all tensors already: apply agc before"):
         transforms.agc(transforms.limited(rules.adam))
     for function in (transforms.agc, transforms.cautious):
-        with pytest.raises(TypeError, match="rule must be elementwise, made with @rule or @rule_by_shape, got TensorRule"):
+        with pytest.raises(TypeError, match="rule must be elementwise, made with @rule or @rule_by_shape, got StagedRule"):
             function(rules.muon)
 
 

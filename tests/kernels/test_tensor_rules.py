@@ -136,11 +136,6 @@ def test_whatever_engine_is_asked_for_it_is_torch(place):
         Update(normalized, [w], [()], engine="tritom")
 
 
-def test_numbers_on_the_device_must_be_the_rules():
-    with pytest.raises(TypeError, match=r"on_device=\('rate',\): tensor rule 'normalized' unpacks no 'rate' of hyper"):
-        tensor_rule(normalized.fn, on_device=("rate",)).read()
-
-
 def test_rules_may_see_which_engine_is_asked_for(place):
     seen = []
 

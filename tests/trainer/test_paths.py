@@ -399,6 +399,7 @@ def expected(name, option):
         return error
 
 
+NOT_IN_GRAPHS = {"those of matrices", "many with norms", "cautious_wd", "ema_decay"}
 NORMS = {"clip_norm", "skip_norm", "skip_nonfinite", "those of matrices", "many with norms"}
 MANY_OPTIONS = {"many", "many with norms"}
 # What is refused, with a word of the message: by path the options, and the optimizers with any option.
@@ -456,7 +457,7 @@ def check(path, option, name, follow):
     word = optimizers.get(name) or options.get(option)
     if word is None and (path, name) == ("shards", "muon") and option in NORMS:
         word = "sum over all parameters"
-    if (path, name) == ("capture", "muon") and option in NORMS | {"cautious_wd", "ema_decay"}:
+    if (path, name) == ("capture", "muon") and option in NOT_IN_GRAPHS:
         word = "options that change the rule"
     if word is not None:
         with pytest.raises((TypeError, ValueError), match=word):

@@ -16,6 +16,7 @@ from torch.utils import _pytree
 from ...kernels import Rule, ShapedRule, TensorRule
 from ...kernels.backends import choose_engine
 from ...kernels.graphs import Recording, for_all_steps
+from ...kernels.language import StagedRule
 from ..optimizer import RuleOptimizer, Updater
 from ..optimizer.multi import parts_of
 from ..optimizer.plan import MultiPlan
@@ -130,7 +131,8 @@ def check_capture(updater: Updater, device: torch.device, telemetry: Any) -> Non
     for part in parts_of(optimizer):
         rule: Any = part.composed_rule if isinstance(part, RuleOptimizer) else None
         check_rule(part, rule)
-        if isinstance(rule, TensorRule) and (kept := sorted(part.schedules.keys() - {"wd"})):
+        numbers = set(rule.middle[1]) if isinstance(rule, StagedRule) else part.schedules.keys() - {"wd"}
+        if isinstance(rule, TensorRule) and (kept := sorted(part.schedules.keys() & numbers)):
             raise ValueError(
                 f"capture() with {type(part).__name__} and schedules of {', '.join(kept)}: a graph of whole tensors keeps "
                 "these numbers, so that each step would record another: take them out of schedules, or step without a graph"
@@ -146,12 +148,12 @@ def check_engine(device: torch.device, engine: str | None = None) -> None:
 
 
 def check_rule(optimizer: Any, rule: Any) -> None:
-    """Raise ValueError if a graph cannot record an optimizer's rule, which is of whole tensors and has no `on_device`."""
-    if not isinstance(rule, (Rule, ShapedRule)) and not (getattr(rule, "on_device", ()) and rule.never_raises):
+    """Raise ValueError if a graph cannot record an optimizer's rule, which is torch operations."""
+    if not isinstance(rule, (Rule, ShapedRule, StagedRule)):
         raise ValueError(
             f"capture() with {type(optimizer).__name__}: its step is torch operations with numbers from the host, which "
             "a graph would never update; use an optimizer with an elementwise rule, or Muon or NorMuon without options that "
-            "change the rule, such as clip_norm"
+            "change the rule, such as ema_decay"
         )
 
 

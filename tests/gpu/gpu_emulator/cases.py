@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, reduce
+from operator import attrgetter
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -60,7 +61,7 @@ class RuleCase(NamedTuple):
     """Two steps of a rule on tensors of `SIZES`, one of which has no gradient.
 
     Attributes:
-        rule: its name; after it, each behind a "+", those of transforms of it in `_TRANSFORMS`.
+        rule: its name, or that of a staged rule and its part; after it, each behind a "+", transforms in `_TRANSFORMS`.
         weight, gradient, master, state: names of types; gradients' default is the weights', the others' is none.
         offset: elements by which tensors are off a multiple of 64 bytes.
         seed: of stochastic rounding.
@@ -91,7 +92,8 @@ class RuleCase(NamedTuple):
     @property
     def base(self) -> Rule:
         """The rule without transforms."""
-        return getattr(rules, self.rule.partition("+")[0])
+        found: Rule = attrgetter(self.rule.partition("+")[0])(rules)
+        return found
 
     @property
     def made(self) -> Rule:
@@ -403,6 +405,12 @@ def cases() -> Iterator[RuleCase | ShapedCase | CodeCase | ProductCase]:
             yield ShapedCase(name, "bfloat16", master="float32", offset=1)
             yield ShapedCase(name, "bfloat16", "uint8", master="int8", seed=3)
             yield ShapedCase(name, "bfloat16", "bfloat16", seed=3, large=True)
+        if name == "muon":  # 16-bit matrices are weights in the first of its parts, and gradients in the last
+            yield RuleCase("muon.normalized", "float16", "float32")
+            yield RuleCase("muon.normalized", "bfloat16", "bfloat16", state="bfloat16", seed=3, zero_grads=True)
+            yield RuleCase("muon.normalized+skipping", "float16", "bfloat16", control=(0.5, 0.0), offset=1)
+            yield RuleCase("muon.after", "float32", "float16")
+            yield RuleCase("muon.after", "bfloat16", "bfloat16", "int16", control=(1.0, 1.0))
         if not isinstance(rule, Rule):
             continue
         yield RuleCase(name)

@@ -48,14 +48,14 @@ _PAIRS = {
     "correction3": (2.5, 1.0), "seen": (1.0, 0.0), "limit": (0.4, 2.0), "gamma": (0.475, 0.1), "adaptive": (1.0, 0.0),
     "shrink": (0.5, 0.5), "grow": (1.2, 1.2), "smallest": (1e-3, 1e-6), "largest": (0.1, 50.0), "new": (0.25, 0.9),
     "epsilon1": (1e-7, 1e-3), "epsilon2": (1e-3, 2.0), "split": (0, 0), "adam_lr": (0.01, 0.003), "adam_decay": (0.001, 0.0),
-    "adam_epsilon": (1e-8, 1e-3),
+    "adam_epsilon": (1e-8, 1e-3), "ratio": (1.5, 1.0), "splitter": (0.0, 65537.0),
 }  # fmt: skip
 HYPER = [{name: pair[k] for name, pair in _PAIRS.items()} for k in range(2)]
 
 
 def hyper_row(rule, k, dtype):
     """What a rule is given: rescale_grad and its hyper-parameters, by name, rounded once to the arithmetic's type."""
-    row, values = {}, HYPER[k] | TABLE[rule.name].hyper[k]
+    row, values = {}, HYPER[k] | (TABLE[rule.name].hyper[k] if rule.name in TABLE else {})  # parts of rules have no row
     for name in ("rescale_grad", *rule.hyper):
         value = 1.0 - values[name[10:]] if name.startswith("one_minus_") else values[name]
         row[name] = value if dtype == F64 else float(np.float32(value))
@@ -63,7 +63,7 @@ def hyper_row(rule, k, dtype):
 
 
 def draw(rng, rule, name, shape):
-    values = rng.uniform(*(RANGES | TABLE[rule.name].ranges)[name], shape)
+    values = rng.uniform(*(RANGES | (TABLE[rule.name].ranges if rule.name in TABLE else {}))[name], shape)
     positive = name in POSITIVE or name in getattr(rule, "nonnegative", ())
     return values if positive else values * rng.choice([-1.0, 1.0], shape)
 
