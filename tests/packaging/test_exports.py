@@ -7,7 +7,7 @@ import tristep
 from tristep.kernels import Rule, ShapedRule, TensorRule, rules
 
 ROOT = Path(__file__).parents[2]
-NOT_LISTED = {"one_bit", "two_bit", "adamw_of_vectors", "prodigy", "soap"}
+NOT_LISTED = {"one_bit", "two_bit", "adamw_of_vectors", "direction", "moved", "prodigy", "soap"}
 # Those that torch has under another or the same name, and those that have no adapter.
 WITHOUT_ADAPTER = {"AdaDelta", "AdaGrad", "Nadam", "RMSProp", "GroupAdaGrad", "LBSGD", "Test", "ccSGD"}
 
