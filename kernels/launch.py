@@ -18,13 +18,13 @@ import torch
 from . import storage, streams
 from .guards import Reference
 from .language import Rule, StagedRule, TensorRule
-from .layouts import compute_dtype, dense_strides, same_order
+from .layouts import compute_dtype, dense_strides, is_dense, same_order
 from .metrics import MetricsBuffer
 from .parts import Parts
 from .states import PerTensorStates
 
 WEIGHT, GRADIENT, FIRST_STATE = 0, 1, 2  # rows of `addresses`; the states follow, then the masters if any, then `Parts`
-_data_ptr, _stride, _is_neg = torch.Tensor.data_ptr, torch.Tensor.stride, torch.Tensor.is_neg
+_data_ptr, _is_neg = torch.Tensor.data_ptr, torch.Tensor.is_neg
 
 
 class Launch:
@@ -43,6 +43,8 @@ class Launch:
         rows: rows of these weights in the update's hyper-parameters, gradient addresses and offsets.
         names: names of the hyper-parameters in these rows; default: the rule's.
         rng_offsets: random-number offsets of all weights of the update.
+        starts: the addresses of the weights, of anything, of the states and of the masters, int64 [.., n_tensors], if known.
+        alike: for each weight the first one that has the strides and shape of it, as have the states; default: itself.
 
     Attributes:
         weights: dense tensors, walked in memory order; the states have the same strides.
@@ -84,6 +86,8 @@ class Launch:
         rows: slice | np.ndarray = slice(None),
         names: tuple[str, ...] | None = None,
         rng_offsets: np.ndarray | None = None,
+        starts: np.ndarray | None = None,
+        alike: Sequence[int] | None = None,
     ) -> None:
         self.rule: Any = rule  # a Rule or a TensorRule, by the subclass
         self.seed, self.zero_grads, self.aligned = seed, zero_grads, aligned
@@ -107,27 +111,32 @@ class Launch:
         # keeps each tensor's own order.
         like = [k for k, dtype in enumerate(types) if dtype not in storage.PACKED] if isinstance(rule, Rule) else []
         if like or masters is not None:
-            strides = [row[like[0]].stride() for row in states] if like else [each.stride() for each in self.masters or ()]
+            in_order = [row[like[0]] for row in states] if like else self.masters or []
         elif types and isinstance(rule, Rule):
-            strides = [torch.empty(weight.shape, device="meta").stride() for weight in weights]
+            in_order = [torch.empty(weight.shape, device="meta") for weight in weights]
         else:
-            strides = list(map(dense_strides, weights))
-        self.copied = _not_in_order(weights, strides)
+            in_order = [each if is_dense(each) else torch.empty(each.shape, device="meta") for each in weights]
+        self.copied = _not_in_order(weights, in_order, range(len(weights)) if alike is None else alike)
         self.weights = list(weights)
         for k in self.copied:
             empty = partial(torch.empty_strided, dtype=self.weight_dtype, device=self.device)
-            self.weights[k] = empty(weights[k].shape, strides[k])
+            self.weights[k] = empty(weights[k].shape, in_order[k].stride())
         self.sources: list[tuple[torch.Tensor, Any]] = []  # dense copies; functions that return the gradients
 
         n_rows = len(weights)
         self.gradients: list[Callable[[], torch.Tensor | None] | None] = [None] * n_rows
         self.parts = Parts(rule, weights, self.states, self.dtype) if isinstance(rule, Rule) and rule.parts else None
         self.addresses = np.zeros((FIRST_STATE + n_states + (masters is not None), n_rows), dtype=np.int64)
-        self.addresses[WEIGHT] = _addresses_of(self.weights)
-        for k in range(n_states):
-            self.addresses[FIRST_STATE + k] = _addresses_of([row[k] for row in states])
-        if masters is not None:
-            self.addresses[-1] = _addresses_of(masters)
+        if starts is None:
+            self.addresses[WEIGHT] = _addresses_of(weights)
+            for k in range(n_states):
+                self.addresses[FIRST_STATE + k] = _addresses_of([row[k] for row in states])
+            if masters is not None:
+                self.addresses[-1] = _addresses_of(masters)
+        else:
+            self.addresses[:] = starts
+        for k in self.copied:
+            self.addresses[WEIGHT, k] = self.weights[k].data_ptr()
         if self.parts is not None:
             self.addresses = np.concatenate([self.addresses, self.parts.addresses()])
         self.sizes = np.array(list(map(torch.Tensor.numel, weights)), dtype=np.int64)
@@ -205,16 +214,25 @@ class Launch:
 
     # Common to all backends.
 
-    def bind(self, gradients: Sequence[torch.Tensor | None], references: Sequence[Any]) -> None:
-        """Bind the gradients of the update, or None, by their addresses and weak references; copy them where not dense."""
+    def bind(
+        self,
+        gradients: Sequence[torch.Tensor | None],
+        pointers: np.ndarray,
+        references: Sequence[Any],
+        alike: Sequence[int],
+    ) -> None:
+        """Bind the gradients of the update, or None, at `pointers`, by weak references; copy them where not dense.
+
+        `alike`: for each weight of this launch the first one whose strides it has, as has its gradient.
+        """
         given = gradients if isinstance(self.rows, slice) else [gradients[i] for i in self.indices]
         self.gradients = list(references) if isinstance(self.rows, slice) else [references[i] for i in self.indices]
         self.sources, missing = [], [k for k, gradient in enumerate(given) if gradient is None]
         present: list[Any] = list(given)
         for k in missing:
             present[k] = self.weights[k]
-        self.addresses[GRADIENT] = _addresses_of(present)
-        for k in _not_in_order(present, list(map(_stride, self.weights))):
+        self.addresses[GRADIENT] = pointers[self.rows]
+        for k in _not_in_order(present, self.weights, alike):
             gradient, order = present[k], self.weights[k].stride()
             with torch.inference_mode(False):
                 dense = torch.empty_strided(gradient.shape, order, dtype=gradient.dtype, device=gradient.device)
@@ -396,11 +414,11 @@ def _addresses_of(tensors: Sequence[torch.Tensor]) -> list[int]:
     return list(map(_data_ptr, tensors))
 
 
-def _not_in_order(tensors: Sequence[torch.Tensor], strides: Sequence[tuple[int, ...]]) -> list[int]:
-    """Return the places of tensors that cannot be walked in the order that these strides have."""
-    own = list(map(_stride, tensors))
+def _not_in_order(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor], alike: Sequence[int]) -> list[int]:
+    """Return the places of tensors that cannot be walked in the order that others of their shapes have.
+
+    `alike` has for each the first one with equal strides, whose other one has equal strides, too.
+    """
     odd = set(compress(range(len(tensors)), map(_is_neg, tensors)))
-    if own != strides:
-        rows = enumerate(zip(tensors, own, strides, strict=True))
-        odd |= {k for k, (tensor, a, b) in rows if a != b and not same_order(tensor.shape, a, b)}
-    return sorted(odd)
+    kinds = {k for k in set(alike) if not same_order(tensors[k].shape, tensors[k].stride(), others[k].stride())}
+    return sorted(odd.union(k for k, like in enumerate(alike) if like in kinds) if kinds else odd)

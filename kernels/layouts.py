@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from itertools import repeat
+from operator import attrgetter, eq
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-_layout = operator.attrgetter("dtype", "device", "shape")
+_KINDS: tuple[Callable[[Any], Any], ...] = (type, *map(attrgetter, ("dtype", "device", "shape")), torch.Tensor.stride)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)  # asked first, because there are many
 
 
@@ -70,17 +71,21 @@ def first_alike(*columns: Sequence[Any], also: Sequence[Any] = ()) -> list[int]:
 
     `also`: other things that must be equal.
     """
+    n = len(columns[0])
     first: dict[Any, int] = {}
-    kinds = [kind for column in columns for kind in _kinds(column)] + ([also] if also else [])
     try:
+        kinds = [kind for column in columns for kind in _kinds(column)] + ([also] if also else [])
+        if not kinds:
+            return [0] * n
         return [first.setdefault(each, i) for i, each in enumerate(zip(*kinds, strict=True))]
     except (AttributeError, RuntimeError, TypeError):  # not a tensor, or a tensor without strides
-        return list(range(len(columns[0])))
+        return list(range(n))
 
 
 def _kinds(tensors: Sequence[Any]) -> list[Iterable[Any]]:
-    if type(None) not in (types := set(map(type, tensors))):
-        return [map(type, tensors), map(_layout, tensors), map(torch.Tensor.stride, tensors)]
-    if len(types) == 1:  # None for all
+    """Return in what these tensors differ: for each such property, its values."""
+    if (types := set(map(type, tensors))) and type(None) not in types:
+        return [map(kind, tensors) for kind in _KINDS if not all(map(eq, map(kind, tensors), repeat(kind(tensors[0]))))]
+    if len(types) < 2:  # None for all
         return []
-    return [(None if each is None else (type(each), _layout(each), each.stride()) for each in tensors)]
+    return [(None if each is None else tuple(kind(each) for kind in _KINDS) for each in tensors)]

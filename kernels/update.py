@@ -29,7 +29,7 @@ from .checks import (
 from .graphs import RecordedUpdate, current_recording
 from .guards import GradLayouts, PointerGuard, Reference, gradient_references
 from .language import Rule, TensorRule
-from .launch import FIRST_STATE, WEIGHT, Launch, group_keys, in_matrices
+from .launch import FIRST_STATE, GRADIENT, WEIGHT, Launch, group_keys, in_matrices
 from .layouts import first_alike
 from .messages import instance
 from .metrics import MetricsBuffer
@@ -326,6 +326,8 @@ class Update:
             like = [weight if gradient is None else gradient for weight, gradient in pairs]
             if [tensor.dtype for tensor in like] == [key[2] for key in self._keys]:
                 self._layouts = GradLayouts(like, own)
+        if self._layouts is None:  # else a guard is made once gradients stay
+            self._gradient_guard = PointerGuard(_present(gradients))
 
     def _bind(self, gradients: Sequence[torch.Tensor | None]) -> None:
         addresses = [
@@ -372,16 +374,15 @@ class Update:
                 at = slice(None) if len(members) == 1 else indices
                 if not are_apart(starts[:, at], sizes[:, at]):
                     self._check_apart(indices, gradients)
-            self._groups = [self._launch(key, indices) for key, indices in members.items()]
+            self._groups = [self._launch(key, indices, starts, first) for key, indices in members.items()]
             self._watch(companions, starts)
             self._keys, self._shapes = keys, shapes
             self.raising = [group for group in self._groups if group.may_raise]
         active = [gradient is not None for gradient in gradients]
-        pointers = list(itertools.compress(addresses[1], active))
-        self._references, self._gradient_guard = gradient_references(gradients), PointerGuard(_present(gradients), pointers)
+        self._references, self._gradient_guard = gradient_references(gradients), None
         self._activate(None if all(active) else active)
         for group in self._groups:
-            group.bind(gradients, self._references)
+            group.bind(gradients, starts[GRADIENT], self._references, _alike_of(group.indices, first))
 
     def _check_room(
         self, sizes: np.ndarray, gradients: Sequence[torch.Tensor | None], companions: Sequence[Sequence[Any]]
@@ -392,7 +393,7 @@ class Update:
         """
         columns: Any = (self.weights, gradients, *companions)
         for what, tensors, needed in zip(("weight", "gradient", *self.rule.slots, "master"), columns, sizes, strict=True):
-            for i in np.flatnonzero(needed > rooms_of(tensors)):
+            for i in np.flatnonzero(needed > rooms_of(tensors)) if needed.any() else ():
                 name = self._names[i] if what == "weight" else f"the {what} of {self._names[i]}"
                 raise ValueError(
                     f"{name}, of shape {tuple(tensors[i].shape)}, has less memory than elements: its storage was freed or "
@@ -427,7 +428,7 @@ class Update:
             read += [pair for pair in others if pair[1].data_ptr() not in places]
         check_apart(written, read)
 
-    def _launch(self, key: Any, indices: list[int]) -> Launch:
+    def _launch(self, key: Any, indices: list[int], starts: np.ndarray, first: Sequence[int]) -> Launch:
         device, _, gradient_dtype, types, aligned, rule, in_order = key
         make = launch_class(engine_for(rule, device, self.engine, in_order), isinstance(rule, TensorRule))
         weights, masters = ([of[i] for i in indices] for of in (self.weights, self.masters))
@@ -435,16 +436,19 @@ class Update:
         if make.looks_at_tensors or rule.kept:  # else only at their addresses, which stay
             states = [tuple(map(torch.Tensor.detach, row)) for row in states]
             masters = [None if master is None else master.detach() for master in masters]
+        places = list(map(self.rule.slots.index, rule.slots))
         if rule.slots != self.rule.slots:  # a rule for these shapes, which has some of the states
-            places = list(map(self.rule.slots.index, rule.slots))
             states = [tuple(map(row.__getitem__, places)) for row in states]
+        slots = [FIRST_STATE + place for place in places[: len(rule.state)]]
+        slots = [WEIGHT, GRADIENT, *slots, *([] if types[-1] is None else [-1])]
         rows: Any = slice(None)
         if len(indices) < len(self.weights):
             rows = np.array(indices)
         launch: Launch = make(
             *(rule, weights, states, None if types[-1] is None else masters, gradient_dtype, aligned),
             *(self.seed, self.grad_scale_and_skip, self.zero_grads),
-            *(indices, rows, self.rule.hyper, self.rng_offsets),
+            *(indices, rows, self.rule.hyper, self.rng_offsets, starts[:, rows][slots]),
+            _alike_of(indices, first),
         )
         launch.engine = self.engine
         return launch
@@ -455,9 +459,11 @@ class Update:
 
     def _watch(self, companions: Sequence[Sequence[torch.Tensor | None]], addresses: np.ndarray) -> None:
         """Note the `addresses` of weights, gradients, and columns of states and masters; 0 for None."""
-        tensors: list[Any] = list(itertools.chain.from_iterable(companions))
-        pointers = addresses[FIRST_STATE:].ravel().tolist()
-        if type(None) in map(type, self.masters):
+        kinds = set(map(type, self.masters))
+        n_columns = len(companions) - (kinds == {type(None)})  # without the masters if there is none
+        tensors: list[Any] = list(itertools.chain.from_iterable(companions[:n_columns]))
+        pointers = addresses[FIRST_STATE : FIRST_STATE + n_columns].ravel().tolist()
+        if n_columns == len(companions) and type(None) in kinds:
             there = [tensor is not None for tensor in tensors]
             tensors, pointers = list(itertools.compress(tensors, there)), list(itertools.compress(pointers, there))
         if self._numbers is None:
@@ -632,6 +638,14 @@ class Update:
                 f"the buffer has {into.n_rows} rows, the offset of a weight is {self.rng_offsets.max()}: make n_rows larger"
             )
         self._into = into
+
+
+def _alike_of(indices: Sequence[int], first: Sequence[int]) -> Sequence[int]:
+    """Return for each of some weights the place in `indices` of the first of them that is alike."""
+    if len(indices) == len(first):
+        return first
+    places: dict[int, int] = {}
+    return [places.setdefault(first[i], k) for k, i in enumerate(indices)]
 
 
 def _present(gradients: Sequence[Any]) -> list[Any]:
