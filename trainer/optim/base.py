@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import compress
+from itertools import chain, compress, islice
 from typing import Any
 
 import torch
@@ -125,7 +125,11 @@ class FusedOptimizer(GroupOptimizer):
                 "the captured function has changed parameters, states or options: it must do the same at every call"
             )
         self.refuse_flattened()
-        rows = [(parameter, row.copy()) for parameter, row in self.state.items()]
+        # The rows and their items, in few lists: thousands of dictionaries would start the garbage collector.
+        rows = list(self.state.items())
+        keys = list(chain.from_iterable(self.state.values()))
+        values = [value for row in self.state.values() for value in row.values()]
+        lengths = list(map(len, self.state.values()))
         try:
             self._plan = Plans(self)
             if self._only_makes_states():
@@ -133,6 +137,10 @@ class FusedOptimizer(GroupOptimizer):
             self._plan.prepare()
         except BaseException:  # a step that raises leaves no new states
             self._plan = None
+            items = zip(keys, values, strict=True)
+            for (_, row), length in zip(rows, lengths, strict=True):
+                row.clear()
+                row.update(islice(items, length))
             self.state.clear()
             self.state.update(rows)
             raise
@@ -336,16 +344,17 @@ class Plans:
         members: dict[Any, tuple[list[torch.Tensor], list[Group], list[str]]] = {}
         self._waiting: list[torch.Tensor] = []  # parameters without a gradient so far, and so without states
         seen: set[int] = set()
-        exchanges = exchanges_of(optimizer)
+        exchanges, rows = exchanges_of(optimizer), optimizer.rows_by_id()
         for group in optimizer.param_groups:
             stored = optimizer._narrow(group), optimizer._on_host(group), optimizer._rounding(group)
             kind = optimizer._rule(group), *stored
             params, names = group["params"], names_of(group)
-            new = [k for k, parameter in enumerate(params) if id(parameter) not in seen]
-            seen.update(map(id, params))
-            if len({id(params[k]) for k in new}) < len(new):  # torch only warns of duplicates
-                new = sorted({id(params[k]): k for k in reversed(new)}.values())
-            active = [params[k].grad is not None or bool(optimizer.state.get(params[k])) for k in new]
+            ids = list(map(id, params))
+            new: Sequence[int] = range(len(ids))
+            if len(set(ids)) < len(ids) or not seen.isdisjoint(ids):  # torch only warns of duplicates
+                new = sorted({ids[k]: k for k in reversed(new) if ids[k] not in seen}.values())
+            seen.update(ids)
+            active = [params[k].grad is not None or bool(rows.get(ids[k])) for k in new]
             self._waiting += [params[k] for k, is_active in zip(new, active, strict=True) if not is_active]
             at = list(compress(new, active))
             if not optimizer._takes_complex or group.get("fused"):
@@ -374,7 +383,8 @@ class Plans:
         # Whether a step calls no operations that autograd would record.
         self.records_nothing = not (self._sharded or any(map(torch.Tensor.is_complex, self._parameters)))
         self._state = optimizer.state
-        self._rows = [row for row in map(optimizer.state.get, self._parameters) if row is not None]
+        rows = optimizer.rows_by_id()
+        self._rows = [row for row in map(rows.get, map(id, self._parameters)) if row is not None]
         self._guard = MemberGuard([params for _, params, _ in self._groups], [self._state, *self._rows])
 
     def is_valid(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from itertools import compress, groupby
-from operator import is_
+from operator import attrgetter, is_
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ MASTER_KEY = "master"  # in a parameter's state
 STORAGE = ("state_dtype", "state_device")  # options that a group has only if they were given
 # A count stays in these types, as in torch; narrower ones, in which it would end below 2^24, become torch's default type.
 _COUNTS = {torch.float32: np.float32, torch.float64: np.float64, torch.int32: np.int32, torch.int64: np.int64}
-_data_ptr = torch.Tensor.data_ptr
+_data_ptr, _dim, _dtype, _layout = torch.Tensor.data_ptr, torch.Tensor.dim, attrgetter("dtype"), attrgetter("layout")
 Group = dict[str, Any]
 Numbers = MutableMapping[str, Any]
 
@@ -68,6 +68,10 @@ class GroupOptimizer(torch.optim.Optimizer):
         if rounds:
             row.append(numbers["step"])
         return row
+
+    def rows_by_id(self) -> dict[int, dict[str, Any]]:
+        """Return the rows of `state` by the `id` of their parameters; a hash of a tensor is a call of Python."""
+        return dict(zip(map(id, self.state), self.state.values(), strict=True))
 
     def _only_makes_states(self) -> bool:
         """Return whether the present step must only make states: torch.distributed.checkpoint takes one with rate 0 and
@@ -244,8 +248,9 @@ class NumberTensors:
         first: Sequence[float],
         rounds: bool = False,
     ) -> None:
-        rows = [optimizer.state[parameter] for parameter in parameters]
-        tensors = [row.get(name) for row in rows]
+        rows_by_id = optimizer.rows_by_id()
+        rows = [rows_by_id[id(each)] if id(each) in rows_by_id else optimizer.state[each] for each in parameters]
+        tensors: list[Any] = [row.get(name) for row in rows]
         exact = name == "step" and (rounds or optimizer._counts_exactly)
         default = torch.float64 if exact or torch.get_default_dtype() == torch.float64 else torch.float32
         kept = _COUNTS if name == "step" else ()
@@ -254,6 +259,7 @@ class NumberTensors:
         dtype = np.result_type(*map(_COUNTS.__getitem__, types.values()))
         arrays = optimizer._number_arrays if len(types) == 1 else ()
         array = _array_with(tensors, [array for array in arrays if array.dtype == dtype])
+        self.detached: list[int] = []  # the indices of tensors with memory of their own
         if array is not None:
             self.array, self.tensors = array, tensors
         else:
@@ -264,9 +270,8 @@ class NumberTensors:
             self.array = np.array(values, dtype=dtype)
             new = tensors_in(self.array)
             self.tensors = self._put(optimizer, name, rows, new, list(map(types.__getitem__, dtypes)))
-        own_pointers = self.array.ctypes.data + self.array.itemsize * np.arange(len(self.array))
-        # The indices of tensors with memory of their own.
-        self.detached: list[int] = np.flatnonzero(own_pointers != list(map(_data_ptr, self.tensors))).tolist()
+            own_pointers = self.array.ctypes.data + self.array.itemsize * np.arange(len(self.array))
+            self.detached = np.flatnonzero(own_pointers != list(map(_data_ptr, self.tensors))).tolist()
         optimizer._number_arrays = [*optimizer._number_arrays, self.array]
 
     @staticmethod
@@ -316,9 +321,8 @@ def _array_with(tensors: Sequence[Any], arrays: Sequence[np.ndarray]) -> np.ndar
     """Return the part of one of these arrays, of one dtype, whose elements are the tensors, in order; None without."""
     if not arrays or set(map(type, tensors)) != {torch.Tensor}:
         return None
-    if {(each.dtype, each.dim(), each.layout) for each in tensors} != {
-        (torch.from_numpy(arrays[0]).dtype, 0, torch.strided)
-    }:
+    dtype = torch.from_numpy(arrays[0]).dtype
+    if [*map(set, (map(_dtype, tensors), map(_dim, tensors), map(_layout, tensors)))] != [{dtype}, {0}, {torch.strided}]:
         return None
     pointers = np.array(list(map(_data_ptr, tensors)))
     for array in arrays:

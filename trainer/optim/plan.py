@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -123,14 +123,13 @@ class GroupPlan(StepPlan):
         """Return the states that parameters have already, and the masters that they need; for each the first one that is
         alike but for its master; and the dtypes of the masters."""
         optimizer, nothing = self._optimizer, dict[str, Any]()
-        rows = [optimizer.state.get(parameter, nothing) for parameter in self._parameters]
+        rows = list(map(optimizer.rows_by_id().get, map(id, self._parameters), repeat(nothing)))
         keys = [optimizer._keys.get(slot, slot) for slot in rule.slots]
-        columns = [[row.get(key) for row in rows] for key in keys]
+        columns: list[list[Any]] = [[row.get(key) for row in rows] for key in keys]
         for key, column in zip(keys, columns, strict=True):
             # torch's SGD has sparse momentum for sparse gradients
-            for i, state in enumerate(column):
-                if state is not None and state.layout != torch.strided:
-                    column[i] = rows[i][key] = state.to_dense()
+            for i in [i for i, state in enumerate(column) if state is not None and state.layout is not torch.strided]:
+                column[i] = rows[i][key] = column[i].to_dense()
         first = first_alike(self._weights, *columns, also=list(map(id, self._groups)))
         of_kind = {i: optimizer._master_dtype(self._groups[i], self._weights[i]) for i in set(first)}
         masters = [of_kind[i] for i in first]
