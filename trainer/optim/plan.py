@@ -15,7 +15,7 @@ from ...kernels.layouts import first_alike, wrappers
 from ...kernels.states import PerTensorStates, per_tensor_states, states_for
 from ..optimizer.plan import StepPlan
 from ..optimizer.sparse import is_sparse
-from ..optimizer.states import MASTER, State, match_states, states_and_masters
+from ..optimizer.states import MASTER, State, match_states, slots_that_fit, states_and_masters
 from . import shards
 from .groups import MASTER_KEY, Group, GroupOptimizer, GroupRows, as_real, same_objects
 
@@ -50,17 +50,13 @@ class GroupPlan(StepPlan):
         optimizer = self._optimizer
         if self.sharded:
             check_shards(optimizer, rule, self._parameters)
-        present, first, masters = self._present(rule)
-        groups, make = {id(group): group for group in self._groups}, partial(self._make_states, rule)
-        start = None if all(map(optimizer._starts_from_zeros, groups.values())) else self._start
-        states = match_states(rule, self._weights, present, first, self._narrow, make, start, masters, self._on_host)
-        changed = {i: (old, new) for i, (old, new) in enumerate(zip(present, states, strict=True)) if new is not old}
-        self._show(rule, {i: {k: v for k, v in new.items() if v is not old.get(k)} for i, (old, new) in changed.items()})
-        self._join_numbers(rule, states)
+        columns, first, masters = self._present(rule)
+        states, held = self._whole_rows(rule, columns, first, masters) or self._matched(rule, columns, first, masters)
         update = Update(
             rule,
             self._weights,
-            *states_and_masters(rule, states),
+            states,
+            held,
             names=self.names,
             seed=optimizer._rounding(self._groups[0]),
             grad_scale_and_skip=optimizer._control,
@@ -71,6 +67,43 @@ class GroupPlan(StepPlan):
             shards.join_shards(update, self._parameters)
             update.rng_offsets += np.array([shards.own_place(parameter) << 32 for parameter in self._parameters])
         return update
+
+    def _whole_rows(
+        self, rule: Rule | TensorRule, columns: list[list[Any]], first: list[int], masters: list[torch.dtype | None]
+    ) -> tuple[list[tuple[torch.Tensor, ...]], None] | None:
+        """Return the states that parameters have, without a dictionary for each, if all fit; else None."""
+        kept = isinstance(rule, Rule) and rule.kept
+        if kept or not columns or any(masters) or any(type(None) in set(map(type, column)) for column in columns):
+            return None
+        for i in set(first):
+            state = dict(zip(rule.slots, (column[i] for column in columns), strict=True))
+            if len(slots_that_fit(rule, self._weights[i], state, self._narrow, self._on_host)) < len(columns):
+                return None
+        return list(zip(*columns, strict=True)), None
+
+    def _matched(
+        self, rule: Rule | TensorRule, columns: list[list[Any]], first: list[int], masters: list[torch.dtype | None]
+    ) -> tuple[list[tuple[torch.Tensor, ...]], list[torch.Tensor | None]]:
+        """Return states and masters for all parameters, of those that they have, and show new ones."""
+        optimizer = self._optimizer
+        of_each: Iterable[Any] = zip(*columns, strict=True) if columns else [()] * len(self._weights)
+        present = [
+            {slot: state for slot, state in zip(rule.slots, each, strict=True) if state is not None} for each in of_each
+        ]
+        for i, dtype in enumerate(masters):
+            if dtype is None:
+                continue
+            master = optimizer.state.get(self._parameters[i], {}).get(MASTER_KEY)
+            if master is not None:
+                shards.check_placement(self.names[i], MASTER_KEY, master, self._parameters[i])
+                present[i][MASTER] = shards.local(master)
+        groups, make = {id(group): group for group in self._groups}, partial(self._make_states, rule)
+        start = None if all(map(optimizer._starts_from_zeros, groups.values())) else self._start
+        states = match_states(rule, self._weights, present, first, self._narrow, make, start, masters, self._on_host)
+        changed = {i: (old, new) for i, (old, new) in enumerate(zip(present, states, strict=True)) if new is not old}
+        self._show(rule, {i: {k: v for k, v in new.items() if v is not old.get(k)} for i, (old, new) in changed.items()})
+        self._join_numbers(rule, states)
+        return states_and_masters(rule, states)
 
     def is_current(self, update: Update) -> bool:
         """Return whether weights and states have the same memory as before, and DTensors the same shards."""
@@ -119,9 +152,9 @@ class GroupPlan(StepPlan):
             whole[i] = None if i in by_row or listed else gradient.detach().to_dense()
         return whole, by_row
 
-    def _present(self, rule: Rule | TensorRule) -> tuple[list[State], list[int], list[torch.dtype | None]]:
-        """Return the states that parameters have already, and the masters that they need; for each the first one that is
-        alike but for its master; and the dtypes of the masters."""
+    def _present(self, rule: Rule | TensorRule) -> tuple[list[list[Any]], list[int], list[torch.dtype | None]]:
+        """Return the states that parameters have already, or None, a column for each slot; for each parameter the first one
+        that is alike but for its master; and the dtypes of the masters that they need."""
         optimizer, nothing = self._optimizer, dict[str, Any]()
         rows = list(map(optimizer.rows_by_id().get, map(id, self._parameters), repeat(nothing)))
         keys = [optimizer._keys.get(slot, slot) for slot in rule.slots]
@@ -138,15 +171,7 @@ class GroupPlan(StepPlan):
         if self._special:
             columns = [[None if state is None else as_real(state) for state in column] for column in columns]
             first = first_alike(self._weights, *columns)
-        of_each: Iterable[Any] = zip(*columns, strict=True) if columns else [()] * len(rows)
-        present = [dict(zip(rule.slots, each, strict=True)) for each in of_each]
-        if any(type(None) in set(map(type, column)) for column in columns):
-            present = [{slot: state for slot, state in each.items() if state is not None} for each in present]
-        for i, dtype in enumerate(masters):
-            if dtype is not None and (master := rows[i].get(MASTER_KEY)) is not None:
-                shards.check_placement(self.names[i], MASTER_KEY, master, self._parameters[i])
-                present[i][MASTER] = shards.local(master)
-        return present, first, masters
+        return columns, first, masters
 
     def _check_present(self, rule: Rule | TensorRule, i: int, states: Mapping[str, torch.Tensor | None]) -> None:
         """Raise if a state of parameter `i` does not fit it."""

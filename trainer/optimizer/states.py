@@ -60,13 +60,8 @@ def match_states(
         masters: for each weight, the dtype of the master that it must have; None for no master.
         on_host: whether states of a GPU's weights must be in memory of the host; `make` puts new ones there.
     """
-    fitting: dict[int, list[str]] = {}  # by the first weight of each kind, the slots whose tensors are kept
-    for i in set(first):
-        weight, state = weights[i], states[i]
-        dtypes = slot_dtypes(rule, weight.dtype, state_type(weight, narrow), weight.shape)
-        places = [on_host and there for there in slots_on_host(rule, weight.shape)]
-        forms = zip(rule.slots, dtypes, places, strict=True)
-        fitting[i] = [slot for slot, dtype, at in forms if slot in state and goes_with(state[slot], weight, dtype, at)]
+    # By the first weight of each kind, the slots whose tensors are kept.
+    fitting = {i: slots_that_fit(rule, weights[i], states[i], narrow, on_host) for i in set(first)}
     fit = {i for i, slots in fitting.items() if len(slots) == len(rule.slots)}
     unfit = [i for i, like in enumerate(first) if like not in fit]
     matched = list(states)
@@ -94,6 +89,16 @@ def match_states(
         if matched[i] is not state and master is not None:
             matched[i][MASTER] = master
     return matched
+
+
+def slots_that_fit(
+    rule: Rule | TensorRule, weight: torch.Tensor, state: State, narrow: torch.dtype | None, on_host: bool
+) -> list[str]:
+    """Return the slots for which a weight has a state of the right dtype, in the right place."""
+    dtypes = slot_dtypes(rule, weight.dtype, state_type(weight, narrow), weight.shape)
+    places = [on_host and there for there in slots_on_host(rule, weight.shape)]
+    forms = zip(rule.slots, dtypes, places, strict=True)
+    return [slot for slot, dtype, at in forms if slot in state and goes_with(state[slot], weight, dtype, at)]
 
 
 def alike(rule: Rule | TensorRule, weights: Sequence[torch.Tensor], states: Sequence[State]) -> list[int]:
