@@ -75,8 +75,8 @@ KERNELS = {
             "finish_sums_kernel",
             {"partials": "*fp32", "firsts": "*i64", "rows": "*i64", "largest": "*i32", "results": "*fp32"}
             | {"gradients": "*i64", "hyper": "*fp32", "kept": "*i64", "skipped": "*fp32"},
-            {"FUNCTION": "novograd's", "COUNTS": [1, 1, 1, 1], "HYPER": [6, 7, 8], "N_HYPER": 9, "OF_ALL": True}
-            | {"BLOCK": 4096, "COPIES": 256},
+            {"FUNCTION": "novograd's", "HYPER": [6, 7, 8], "N_HYPER": 9, "OF_ALL": True}
+            | {"N_VALUES": 1, "N_KEPT": 1, "N_OWN": 1, "N_RESULTS": 1, "BLOCK": 4096, "COPIES": 256},
         ],
     ),
     "int8": (CODES, ["int8", "values", "messages", 1]),

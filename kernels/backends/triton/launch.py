@@ -270,7 +270,10 @@ class TritonLaunch(Launch):
             tables = self._upload.gradients, self._upload.hyper, kept, self.skipped, n_tensors
             constants = {
                 "FUNCTION": bind(reduction.finished, self.dtype),
-                "COUNTS": (n_values, len(reduction.kept), reduction.n_own_results, reduction.n_scalar_results),
+                "N_VALUES": n_values,
+                "N_KEPT": len(reduction.kept),
+                "N_OWN": reduction.n_own_results,
+                "N_RESULTS": reduction.n_scalar_results,
                 "HYPER": tuple(1 + self.rule.hyper.index(name) for name in reduction.finish_hyper),
                 "N_HYPER": self.hyper.shape[1],
                 "OF_ALL": reduction.scope == "global",

@@ -155,7 +155,10 @@ def finish_sums_kernel(
     skipped,  # float32 [1]: not 0 if states stay as they are
     n_tensors,
     FUNCTION: tl.constexpr,
-    COUNTS: tl.constexpr,  # numbers of values, of states, of what FUNCTION returns, and of a row's results
+    N_VALUES: tl.constexpr,
+    N_KEPT: tl.constexpr,  # states
+    N_OWN: tl.constexpr,  # numbers that FUNCTION returns
+    N_RESULTS: tl.constexpr,  # of a row of `results`
     HYPER: tl.constexpr,  # the columns of the hyper-parameters that FUNCTION gets
     N_HYPER: tl.constexpr,  # of a row
     OF_ALL: tl.constexpr,  # whether the sums are of all tensors; then the first with a gradient has the hyper-parameters
@@ -178,9 +181,9 @@ def finish_sums_kernel(
     n_copies = tl.where(tl.load(gradients + tensor) != 0, n_copies, 0)
     TYPE: tl.constexpr = hyper.dtype.element_ty
     values, states, numbers = (), (), ()
-    for k in tl.static_range(COUNTS[0]):
+    for k in tl.static_range(N_VALUES):
         values = values + (_total(partials, firsts + program, largest, n_partials, k, BLOCK),)  # type: ignore[assignment]
-    for k in tl.static_range(COUNTS[1]):
+    for k in tl.static_range(N_KEPT):
         states = states + (tl.load(tl.load(kept + k * n_tensors + tensor).to(tl.pointer_type(TYPE))),)  # type: ignore[assignment]
     for k in tl.static_range(len(HYPER)):
         numbers = numbers + (tl.load(hyper + tensor * N_HYPER + HYPER[k]),)  # type: ignore[assignment]
@@ -191,10 +194,10 @@ def finish_sums_kernel(
     while copied < n_copies:
         copies = copied + tl.arange(0, COPIES)
         places = first + copies
-        for k in tl.static_range(COUNTS[2]):
+        for k in tl.static_range(N_OWN):
             value = spread(new[k], copies, TYPE)
-            tl.store(results + places * COUNTS[3] + k, value, mask=copies < n_copies)
-            if k < COUNTS[1]:
+            tl.store(results + places * N_RESULTS + k, value, mask=copies < n_copies)
+            if k < N_KEPT:
                 addresses = tl.load(kept + k * n_tensors + places, mask=copies < n_changed, other=0)
                 tl.store(addresses.to(tl.pointer_type(TYPE)), value, mask=copies < n_changed)
         copied += COPIES

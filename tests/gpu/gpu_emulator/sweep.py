@@ -183,8 +183,9 @@ def _kernels(chosen: Iterable[RuleCase | CodeCase]) -> Iterator[tuple[str, Calla
     for rule in (rules.novograd, rules.prodigy):
         (reduction,) = rule.reductions
         columns = tuple(1 + rule.hyper.index(name) for name in reduction.finish_hyper)
-        counts = reduction.n_values, len(reduction.kept), reduction.n_own_results, reduction.n_scalar_results
-        constants = {"FUNCTION": bind(reduction.finished, torch.float32), "COUNTS": counts, "HYPER": columns}
+        constants = {"FUNCTION": bind(reduction.finished, torch.float32), "HYPER": columns}
+        constants |= {"N_VALUES": reduction.n_values, "N_KEPT": len(reduction.kept)}
+        constants |= {"N_OWN": reduction.n_own_results, "N_RESULTS": reduction.n_scalar_results}
         constants |= {"N_HYPER": 1 + len(rule.hyper), "OF_ALL": reduction.scope == "global", "COPIES": 256, "BLOCK": 4096}
         tables = types | {"results": "*fp32", "gradients": "*i64", "hyper": "*fp32", "kept": "*i64", "skipped": "*fp32"}
         yield f"finished sums of {rule.name}", lambda target, given=(tables, constants): _compile(
