@@ -11,7 +11,7 @@ import torch
 
 from .. import storage
 from ..graphs import current_recording, for_all_steps
-from ..language.staged_rule import OF_MATRICES, splitter_for
+from ..language.staged_rule import OF_MATRICES, TO_BFLOAT16
 from ..launch import GRADIENT, WEIGHT, itself
 from ..reductions import limit_factor, run_reductions
 from . import choose_engine, computed_by, launch_class
@@ -222,7 +222,8 @@ class Stack:
             )
             for launch in (self._before, self._after)
         ]
-        self._before.hyper[:, 1 + before.hyper.index("splitter")] = splitter_for(self._dtype)
+        rounds_first = rule.how.rounds_first(weights[0][None])
+        self._before.hyper[:, 1 + before.hyper.index("splitter")] = TO_BFLOAT16 if rounds_first else 0.0
         self._ratio = 1 + after.hyper.index("ratio")
         self._numbers = of.hyper[self._rows[0], [1 + of.rule.hyper.index(name) for name in of_function]].tolist()
         self._room: tuple[torch.Tensor, torch.Tensor] | None = None  # kept for a graph

@@ -19,6 +19,7 @@ from .rule import Rule, rule
 from .tensor_rule import TensorRule
 
 OF_MATRICES = ("ratio", "splitter")  # numbers of elementwise parts that are not the optimizer's
+TO_BFLOAT16 = 65537.0  # the splitter with which `rounded` rounds float32 to bfloat16
 
 
 class Matrices(Protocol):
@@ -32,6 +33,9 @@ class Matrices(Protocol):
 
     def dtype_for(self, matrices: torch.Tensor) -> torch.dtype:
         """Return the 16-bit dtype of the normalized matrices."""
+
+    def rounds_first(self, matrices: torch.Tensor) -> bool:
+        """Return whether matrices are rounded to bfloat16 also before they are divided by their norms."""
 
 
 def staged_rule(*, before: Rule, after: Rule, **options: Any) -> Callable[[Callable[..., Any]], StagedRule]:
@@ -127,7 +131,7 @@ class StagedRule(TensorRule):
 
         before, after, (own, of_function) = self.before, self.after, self.middle
         direction, states = before(of["w"], of["g"], tuple(of[name] for name in before.state), hyper(before.hyper))
-        x = normalized(direction, numbers["epsilon"], self.how.dtype_for(direction))
+        x = normalized(direction, numbers["epsilon"], self.how)
         del direction
         step, ratio, new = self.between(x, torch.empty_like(x), [of[name] for name in own], hyper(of_function))
         numbers = numbers | {"ratio": ratio}
@@ -135,8 +139,8 @@ class StagedRule(TensorRule):
         return {"w": w} | dict(zip((*before.state, *own), (*states, *new), strict=True))
 
 
-def normalized(matrices: torch.Tensor, epsilon: float, dtype: torch.dtype) -> torch.Tensor:
-    """Return matrices, [n, rows, columns], over their Frobenius norms, which are `epsilon` at least, in `dtype`.
+def normalized(matrices: torch.Tensor, epsilon: float, how: Matrices) -> torch.Tensor:
+    """Return matrices, [n, rows, columns], over their Frobenius norms, which are `epsilon` at least, in 16 bits.
 
     The same as the kernels' `over_norm`, in torch operations of fewer passes. The norms are those of matrices whose largest
     element is 1, as squares of others may be 0 or infinite in float32.
@@ -144,21 +148,17 @@ def normalized(matrices: torch.Tensor, epsilon: float, dtype: torch.dtype) -> to
     Args:
         matrices: float32 or float64.
         epsilon: the smallest norm to divide by.
-        dtype: the dtype of the result.
+        how: gives the dtype of the result, and says whether to round to it first.
     """
+    dtype, rounds_first = how.dtype_for(matrices), how.rounds_first(matrices)
 
     def cut(x: torch.Tensor) -> torch.Tensor:
-        return x.to(dtype).to(x.dtype) if splitter_for(dtype) else x
+        return x.to(dtype).to(x.dtype) if rounds_first else x
 
     x, norm = cut(matrices), partial(torch.linalg.vector_norm, dim=(-2, -1), keepdim=True)
     largest = norm(x, math.inf).clamp_(min=torch.finfo(x.dtype).tiny)
     norms = cut(norm(x / largest) * largest).clamp_(min=epsilon)
     return (x / norms).to(dtype)
-
-
-def splitter_for(dtype: torch.dtype) -> float:
-    """Return the number by which `rounded` rounds to bfloat16, as torch.optim.Muon does before it divides; else 0."""
-    return 65537.0 if dtype == torch.bfloat16 else 0.0
 
 
 @jit

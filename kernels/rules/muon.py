@@ -147,10 +147,18 @@ class Orthogonalization(NamedTuple):
         """Return the dtype of the iteration's matrices."""
         return self.dtype or dtype_for(matrices)
 
+    def rounds_first(self, matrices: torch.Tensor) -> bool:
+        """Return whether to round before the division, too, as torch.optim.Muon does: it costs accuracy on Gram matrices."""
+        dtype = self.dtype_for(matrices)
+        return dtype == torch.bfloat16 and not self._on_gram(matrices, dtype)
+
+    def _on_gram(self, matrices: torch.Tensor, dtype: torch.dtype) -> bool:
+        rows, columns = matrices.shape[-2:]
+        return uses_gram(rows, columns, dtype) if self.gram is None else self.gram
+
     def orthogonal(self, x: torch.Tensor, spare: torch.Tensor | None = None) -> torch.Tensor:
         """Apply the iteration to stacked matrices with norms of at most 1; see `iterated`."""
-        rows, columns = x.shape[-2:]
-        form = iterated_on_gram if (uses_gram(rows, columns, x.dtype) if self.gram is None else self.gram) else iterated
+        form = iterated_on_gram if self._on_gram(x, x.dtype) else iterated
         if len(x) > 1:
             return form(x, self.triples, spare)
         return form(x[0], self.triples, None if spare is None else spare[0])[None]  # torch multiplies it faster
@@ -173,7 +181,7 @@ def orthogonalized(
         dtype: bfloat16, as its authors use, or float16; None means the one of `dtype_for`.
     """
     how = Orthogonalization(tuple(triples), gram, dtype=dtype)
-    return how.orthogonal(normalized(matrices, epsilon, how.dtype_for(matrices)))
+    return how.orthogonal(normalized(matrices, epsilon, how))
 
 
 def dtype_for(matrices: torch.Tensor) -> torch.dtype:
